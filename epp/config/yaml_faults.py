@@ -71,11 +71,13 @@ _REMOVED: Final = {
     "keepDecisions": "the last 1,000 decisions are kept",
     "socketMode": "restrict access by the permissions of the directory",
     "flow.paths": "give a priority by `objectives` or `models`",
+    "addressFamily": "pods are reached at their primary address",
     "kubernetes.status": "every replica writes statuses, without a Lease, live numbers and Events; use the metrics",
 }
 """Fields of earlier releases, and what replaces each. `a.b` is a `b` that counts only within `a`."""
 _MOST_DEPTH: Final = 64
-_MOST_VALUES: Final = 1_000_000
+_MOST_VALUES: Final = 100_000
+"""A text with more characters may have a value for each of them."""
 _MOST_SHOWN_CHARS: Final = 80
 
 
@@ -93,7 +95,7 @@ def decode(
         _refuse_depth(text)
         loader = yaml.CSafeLoader(text)
         node = loader.get_single_node()
-        _refuse_twins(node)
+        _refuse_twins(node, most=max(_MOST_VALUES, len(text)))
         found = loader.construct_document(node) if node is not None else None
         return msgspec.convert(prepare(found) if isinstance(found, dict) else found, kind)
     except yaml.YAMLError as error:
@@ -114,11 +116,11 @@ def _refuse_depth(text: str | bytes) -> None:
             raise ValueError("nested too deeply")
 
 
-def _refuse_twins(root: yaml.Node | None) -> None:
+def _refuse_twins(root: yaml.Node | None, *, most: int) -> None:
     """Refuse a key that stands twice, since PyYAML would drop the first value without an error. Refuse
     aliases that make very many values of a short text, too.
     """
-    waiting, left = [root], _MOST_VALUES
+    waiting, left = [root], most
     while waiting and (left := left - 1):
         node = waiting.pop()
         if isinstance(node, yaml.SequenceNode):

@@ -154,7 +154,9 @@ class Gate:
         try:
             considered = picker.consider(question, now=now)
         except NotReadyError as error:
-            bound_s = spec.wait_for_server_seconds or (spec.ttl_seconds if picker.starting else 0.0)
+            pools = picker.fleet.served.pools(question.inference.model)
+            comes = picker.starting & pools if pools else picker.starting
+            bound_s = spec.wait_for_server_seconds or (spec.ttl_seconds if comes else 0.0)
             wait_s = min(bound_s, longest_s)
             if wait_s <= 0:
                 raise
@@ -220,8 +222,8 @@ class Gate:
     # -- figures ---------------------------------------------------------------------------------------------
 
     def unserved(self) -> Collection[str]:
-        """Return some models for whose first server requests wait."""
-        return self._unserved.models()
+        """Return some models for which requests wait, and for which no server may be starting yet."""
+        return self._unserved.models() if self._picker.policy.spec.flow.wait_for_server_seconds else []
 
     def status(self, *, now: float) -> list[FlowStatus]:
         return [

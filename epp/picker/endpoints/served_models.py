@@ -59,8 +59,8 @@ class AwayModels:
         self._left: dict[str, dict[str, float]] = {}
         """When the model's last server left, by pool and model, the oldest first."""
 
-    def __contains__(self, model: str) -> bool:
-        return any(model in models for models in self._left.values())
+    def pools(self, model: str) -> AbstractSet[str]:
+        return {pool for pool, models in self._left.items() if model in models}
 
     def leave(self, endpoint: Endpoint, listed: ModelList | None, *, now: float) -> None:
         models = self._left.setdefault(endpoint.pool, {})
@@ -117,7 +117,7 @@ class ServedModels:
         last list."""
         self.away = AwayModels()
         self._unions: dict[frozenset[Address] | None, bytes | None] = {}
-        """Answers to `GET /v1/models`, by subset, about as many as there are servers."""
+        """Answers to `GET /v1/models`, by subset, at most 16."""
         self._aliases: Mapping[str, frozenset[str]] = {}
         self.follow((), Columns([]))
 
@@ -198,11 +198,16 @@ class ServedModels:
             return [slot for slot in self._everyone if of[slot] in known]
         if self._everyone and not self._unlisted and self._refuses:
             self.unknown_asked += 1
-            if model in self.away:
+            if self.away.pools(model):
                 raise NotReadyError
             raise UnknownModelError(model)
         silent = self._wholly_silent or self._unlisted
         return silent if 0 < len(silent) < len(self._everyone) else self._everyone
+
+    def pools(self, model: str) -> AbstractSet[str]:
+        """Return the pools that are known to have the model, or to have had it."""
+        slots = self._named_as(model).slots if model else None
+        return self.away.pools(model) | {self._states[slot].endpoint.pool for slot in slots or ()}
 
     def answering(self, model: str) -> Sequence[int]:
         """Return those of the slots that may be a destination."""
@@ -273,7 +278,7 @@ class ServedModels:
                 and state.listed.whole
                 and (subset is None or state.endpoint.address in subset)
             ]
-            if len(self._unions) > len(self._states):
+            if len(self._unions) >= 16:
                 self._unions.clear()
             self._unions[subset] = union(lists, more=self._answered_aliases()) if lists else None
         return self._unions[subset]

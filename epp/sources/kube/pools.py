@@ -326,9 +326,10 @@ def _ready(pod: Pod) -> bool:
 
 def _starts(pod: Pod) -> bool:
     """Return whether a container runs whose startup probe has not passed yet, so that the pod will be ready
-    soon. A container that waits after a crash does not run.
+    soon. A container that waits after a crash does not run, and one that has crashed may crash again.
     """
-    return any(c.started is False and "running" in c.state for c in pod.status.container_statuses)
+    containers = pod.status.container_statuses
+    return any(c.started is False and "running" in c.state and not c.restart_count for c in containers)
 
 
 def pool_ports(pool: Pool) -> tuple[int, ...]:

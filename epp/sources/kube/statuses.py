@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
+from operator import itemgetter
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -30,7 +32,7 @@ _log = logging.getLogger(__name__)
 ACCEPTED: Final = "Accepted"
 _MESSAGE_CHARS: Final = 1024
 _WRITES_AT_ONCE: Final = 20
-"""Most statuses written in one look. The others follow at the next look."""
+"""Most statuses written in one look. The others follow at the next look, those tried last at the end."""
 _AGAIN_S: Final = 5.0
 """The same result is not written to an object again before this time has passed. It bounds the writes if one
 fails, if an older CRD drops a field, or if a picker of another release has another result."""
@@ -148,21 +150,23 @@ class StatusWriter:
         """By uid and generation: since when a status is wanted that may come from another picker."""
         self._complaint = ""
 
-    async def look(self, wanted: Iterable[Wanted], *, now: float, time_text: str) -> None:
+    async def look(self, wanted: Collection[Wanted], *, now: float, time_text: str) -> None:
         """wanted: the statuses that all objects should have."""
-        self._tried = {uid: tried for uid, tried in self._tried.items() if now - tried[1] < _AGAIN_S}
+        uids = {each.claim.metadata.uid for each in wanted}
+        self._tried = {uid: tried for uid, tried in self._tried.items() if uid in uids}
         since: dict[tuple[str, int], float] = {}
-        due: list[tuple[Wanted, Status]] = []
+        due: list[tuple[float, Wanted, Status]] = []
         for each in wanted:
             seen, status = each.claim.metadata, _complete(each, time_text=time_text)
             if _written_back(status) == _written_back(each.claim.status):
                 continue
             key = seen.uid, seen.generation
             since[key] = self._since.get(key, now)
-            if now - since[key] >= each.after_s and self._tried.get(seen.uid, ("", now))[0] != each.status:
-                due.append((each, status))
+            tried, at = self._tried.get(seen.uid, ("", -inf))
+            if now - since[key] >= each.after_s and (tried != each.status or now - at >= _AGAIN_S):
+                due.append((at, each, status))
         self._since = since
-        for each, status in due[:_WRITES_AT_ONCE]:
+        for _, each, status in sorted(due, key=itemgetter(0))[:_WRITES_AT_ONCE]:
             self._tried[each.claim.metadata.uid] = (each.status, now)
             await self._write(each, status)
 

@@ -114,6 +114,7 @@ def test_a_cluster_needs_only_a_pool_or_a_selector_with_ports(file: Path) -> Non
             "kubernetes.pool",
         ),
         ("{kubernetes: {pool: p, status: {events: false}}}", "kubernetes", "`status` was removed"),
+        ("{kubernetes: {pool: p, addressFamily: IPv6}}", "kubernetes", "`addressFamily` was removed"),
         ("{kubernetes: {pool: p, selector: {app: vllm}}}", "kubernetes.selector", "targetPorts"),
         ("{kubernetes: {pool: p, targetPorts: [8000]}}", "kubernetes.selector", "targetPorts"),
         ("{kubernetes: {pool: p, selector: {'a,b': c}}}", "kubernetes.selector", "regex"),

@@ -82,6 +82,12 @@ def test_equal_keys_in_different_maps_and_in_merged_maps_are_accepted() -> None:
     assert "twice" not in error_of_endpoints(text)
 
 
+def test_aliases_that_make_very_many_values_of_a_short_text_are_refused() -> None:
+    keys = ", ".join(f"k{n}: 0" for n in range(2000))
+    text = f"a: &a {{{keys}}}\nb: {{{', '.join(['<<: *a'] * 400)}}}\nendpoints: []\n"
+    assert "too many values" in error_of_endpoints(text)
+
+
 def test_a_removed_field_is_named_as_removed_only_where_it_stood(tmp_path: Path) -> None:
     removed = "`snapshotIntervalSeconds` was removed; delete it"
     assert removed in error_of_config("{endpointsFile: e, sharing: {snapshotIntervalSeconds: 2}}", tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from math import inf
 
@@ -22,7 +23,8 @@ class Empty:
     """A gate before a picker whose only server has gone."""
 
     def __init__(self, flow: Flow) -> None:
-        self.picker = a_picker(PolicySpec(flow=flow), on=endpoints("a", model="m"))
+        gone = [dataclasses.replace(each, pool="pool") for each in endpoints("a", model="m")]
+        self.picker = a_picker(PolicySpec(flow=flow), on=gone)
         self.gate = Gate(self.picker)
         self.fates: dict[str, Pick | PickError] = {}
         self.picker.set_endpoints([], now=0.0, pools=frozenset({"pool"}))
@@ -92,11 +94,30 @@ def test_by_default_a_request_waits_while_a_server_starts() -> None:
         pool.offer(name)
     pool.pump(now=20.0)
     assert pool.fates == {}
+    assert (pool.gate.waiting, pool.gate.unserved()) == (2, []), "a server comes anyway"
     pool.pump(now=21.5)
     assert [fate.status for fate in pool.fates.values() if isinstance(fate, PickError)] == [503, 503]
     pool.picker.set_starting(frozenset())
     with pytest.raises(NoEndpointError):
         pool.offer("third")
+
+
+def test_a_starting_server_counts_for_models_of_its_pool_and_unknown_ones() -> None:
+    pool = Empty(Flow())
+    pool.picker.set_starting({"other"})
+    pool.offer("r", model="nobody-knows")
+    with pytest.raises(NoEndpointError):
+        pool.offer("s")
+    pool.picker.set_starting({"other", "pool"})
+    pool.offer("t")
+
+
+def test_the_least_wait_switches_the_waiting_for_a_starting_server_off() -> None:
+    pool = Empty(Flow(wait_for_server_seconds=0.001))
+    pool.picker.set_starting({"pool"})
+    pool.offer("r", now=1.0)
+    pool.pump(now=1.001)
+    assert isinstance(pool.fates["r"], NoEndpointError)
 
 
 def test_the_waiting_requests_and_their_bytes_are_bounded() -> None:

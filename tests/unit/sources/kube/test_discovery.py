@@ -60,6 +60,8 @@ def test_a_pod_starts_until_its_startup_probe_has_passed() -> None:
     assert (found.changed, found.starting) == (True, False)
     found.put(pod("a", "10.0.0.1", ready=False, started=False, state="waiting"))
     assert not found.starting, "it waits after a crash"
+    found.put(pod("a", "10.0.0.1", ready=False, started=False, restarts={"vllm": 1}))
+    assert not found.starting, "it may crash again"
 
 
 def test_a_ready_pod_on_a_silent_node_stays() -> None:

@@ -102,6 +102,13 @@ async def test_a_look_writes_a_portion_and_the_others_follow() -> None:
     assert len(server.wrote) == 42
 
 
+async def test_each_object_has_its_turn_however_many_writes_fail() -> None:
+    server = StatusServer(answers=500)
+    replica = Replica(server, *(policy(f"p{n:03}") for n in range(200)))
+    await replica.look(*(float(n) for n in range(10)))
+    assert len({*server.places}) == 200
+
+
 async def test_a_policy_for_a_pool_without_a_picker_is_marked() -> None:
     server = StatusServer()
     accepted = {"generation": 1, "spec": {"targetRef": {"name": "vllm"}}}
