@@ -125,7 +125,7 @@ class LiveStreams:
         )
         self.clock = clock
         self.live: dict[HttpStream, Caller] = {}
-        """The streams in flight, with their calls."""
+        """The streams of which a message has come, with their calls."""
         self.last_began = -inf
         """When the newest stream began."""
         self.overload = Overload()
@@ -166,14 +166,14 @@ class LiveStreams:
         self.room()
         call.end(OK)
 
-    def drain(self) -> bool:
-        """Let go of every stream that has answered response headers, now and from now on. Return whether a
-        request waited in the gate until now.
+    def drain(self) -> frozenset[HttpStream]:
+        """Let go of every stream that has answered response headers, now and from now on. Return the streams
+        whose requests waited in the gate until now.
         """
         settings = dataclasses.replace(self.context.settings, hold_streams=False)
         self.context = dataclasses.replace(self.context, settings=settings)
         now = self.clock()
-        waited = any(stream.phase is Phase.WAITING for stream in self.live)
+        waited = frozenset(stream for stream in self.live if stream.phase is Phase.WAITING)
         if self.context.gate is not None:
             self.context.gate.drain(now=now)
             self.picker.tidy(now=now)
@@ -214,7 +214,6 @@ class Conversation(Handler):
         self._picked = False
         trace = bounded_trace(call.trace) if context.settings.traced else ""
         self._stream = HttpStream(context, deliver=self._later, trace=trace)
-        streams.live[self._stream] = call
 
     def message(self, data: bytes, *, now: float) -> None:
         stream = self._stream
@@ -259,6 +258,8 @@ class Conversation(Handler):
             late = streams.overload.late(waited_s=call.waited_s(), now=now)
         else:
             self._begun, streams.last_began = True, now
+            streams.live[self._stream] = call
+            self._stream.hold = self._stream.hold and streams.context.settings.hold_streams
             late = streams.overload.skips(waited_s=call.waited_s(), now=now)
         if late:
             self._stream.hurry()

@@ -162,18 +162,20 @@ class ExtProcServer:
 
     async def drain(self, seconds: float) -> None:
         """Report NOT_SERVING, let streams finish, and go on answering new streams. Returns when no stream is
-        left, or after `seconds`. An idle picker returns at once.
+        left, or after `seconds`, but up to `_LET_GO_S` not before the streams of the requests that waited in
+        the gate end. An idle picker returns at once.
 
         Streams that have answered response headers end with OK now: the data plane completes these requests
         alone.
         """
         self.health.set_ready(ready=False)
-        if self._streams.drain():
-            seconds = max(seconds, _LET_GO_S)
+        waited, live = self._streams.drain(), self._streams.live
         started = self._clock()
         notice_s = min(seconds, _NOTICE_S if started - self._streams.last_began < _IDLE_S else 0.0)
         passed_s = 0.0
-        while passed_s < seconds and (self._streams.live or passed_s < notice_s):
+        while (passed_s < seconds and (live or passed_s < notice_s)) or (
+            passed_s < _LET_GO_S and not waited.isdisjoint(live)
+        ):
             await asyncio.sleep(_POLL_S)
             passed_s = self._clock() - started
 

@@ -13,8 +13,9 @@ from epp.config.policy import DEFAULT_POLICY
 from epp.picker.picker import Picker
 from epp.protocol.asking import StreamSettings
 from epp.protocol.conversation import Conversation
+from epp.transport.http2.messages import OK
 from epp.transport.server import ExtProcServer
-from tests.unit.protocol.calls_bench import NotingCaller, head
+from tests.unit.protocol.calls_bench import Calls, NotingCaller, answer, body, head
 
 
 def server_at(clock: Callable[[], float]) -> ExtProcServer:
@@ -34,6 +35,44 @@ async def test_a_drain_waits_only_if_a_request_came_in_the_last_second(
         call.gone(now=began, broken=False)
     await server.drain(30.0)
     assert least_s <= next(times) - 100.5 <= most_s
+
+
+@pytest.mark.parametrize(
+    ("drain_s", "waits_until", "least_s", "most_s"),
+    [(0.0, 104.0, 3, 5), (0.0, 200.0, 10, 11), (2.0, 101.0, 2, 3), (20.0, 200.0, 20, 21)],
+)
+async def test_only_requests_that_waited_prolong_a_drain_by_10_s_at_most(
+    drain_s: float, waits_until: float, least_s: float, most_s: float
+) -> None:
+    times = itertools.count(100.0, 0.5)
+    calls = Calls(mode="Hold")
+    calls.ask()
+    waits, _ = calls.ask()
+
+    def clock() -> float:
+        now = next(times)
+        if now >= waits_until:
+            waits.gone(now=now, broken=False)
+        return now
+
+    server = server_at(clock)
+    server._streams = calls.streams  # noqa: SLF001 - a picker in which a request waits
+    await server.drain(drain_s)
+    assert least_s <= next(times) - 100.5 <= most_s
+
+
+async def test_a_call_that_says_nothing_keeps_no_drain() -> None:
+    times = itertools.count(100.0, 0.5)
+    server, caller = server_at(lambda: next(times)), NotingCaller()
+    server._streams = Calls().streams  # noqa: SLF001 - a picker that has a server
+    call = Conversation(server._streams, caller)  # noqa: SLF001 - as above
+    assert server.streams == 0
+    await server.drain(30.0)
+    assert next(times) - 100.5 <= 1
+    for data in (head(), body(), answer()):
+        call.message(data, now=101.0)
+    assert caller.ended == [(OK, "")], "a call that begins in a drain ends like the others"
+    assert server.streams == 0
 
 
 @pytest.mark.parametrize(("live", "grace_s"), [(False, 0.0), (True, 1.0)])
