@@ -44,7 +44,7 @@ class Limits:
     backlog_bytes: int = 2**18
     """While more than this waits for the peer's window on a stream, bytes that the peer sends there do not
     open our window."""
-    all_backlogs_bytes: int = 2**24
+    all_backlogs_bytes: int = 2**23
     """While more than this waits for the peer's windows on all streams, the window of the connection does not
     open either."""
     hello_s: float = 10.0

@@ -109,7 +109,7 @@ class StreamTable:
     An answer that does not fit its windows waits on its stream, in order, and delays no other stream. Our own
     windows open again as received bytes are consumed, in steps of half a window. While too much of a stream's
     answer waits, the window of this stream stays closed. While too much waits on all streams, the window of
-    the connection does, too. So a peer can make us hold no more than a window of its answers.
+    the connection does, too. So a peer can make us hold no more than `all_backlogs_bytes` and one window.
 
     A stream leaves the table only in `forget`, which releases everything that the stream held. A method that
     handles a fault may raise FrameError, which ends the connection.

@@ -208,21 +208,15 @@ def test_small_answers_that_waited_are_sent_in_one_frame() -> None:
 
 def test_while_many_answers_wait_the_window_of_the_connection_stays_closed() -> None:
     """A peer opens many streams, has all its messages sent back, and reads none of them."""
-    limits = Limits(
-        max_message_bytes=10_000,
-        stream_window_bytes=100_000,
-        connection_window_bytes=100_000,
-        all_backlogs_bytes=30_000,
-    )
-    side = CallerSide(limits=limits).opened(window=0)
-    window, number = 100_000, 1
-    while window >= 1005:
-        for _ in side.feed(headers(number), data(number, grpc(bytes(1000))))[1:]:
-            side.connection.send(number, bytes(1000))
-        window -= 1005
+    side = CallerSide(limits=Limits(max_message_bytes=20_000)).opened(window=0)
+    window, number = 2**24, 1
+    while window >= 8192:
+        for _ in side.feed(headers(number), data(number, grpc(bytes(8187))))[1:]:
+            side.connection.send(number, bytes(8187))
+        window -= 8192
         window += sum(int.from_bytes(f.payload) for f in side.sent() if f.kind == Kind.WINDOW_UPDATE)
         number += 2
-    assert 90_000 < side.connection.unsent == side.held.unsent <= 100_000
-    side.feed(window_update(0, 2**20), settings([(Setting.INITIAL_WINDOW_SIZE, 2000)]))
+    assert 2**24 < side.connection.unsent == side.held.unsent <= 2**23 + 2**24
+    side.feed(window_update(0, 2**25), settings([(Setting.INITIAL_WINDOW_SIZE, 20_000)]))
     assert side.connection.unsent == side.held.unsent == 0
     assert any(f.kind == Kind.WINDOW_UPDATE and not f.number for f in side.sent())
