@@ -30,6 +30,7 @@ from model_server.server.backends import Backend
 from model_server.server.driver import EngineDriver, Mailbox
 from model_server.server.errors import ApiError, EngineStoppedError, error_body
 from model_server.server.front_ends import (
+    OWN_FORM_FIELD,
     EmbeddingsBody,
     EmbeddingsReply,
     MessagesBody,
@@ -370,7 +371,12 @@ async def _errors_in_api_shape(request: web.Request, handler: Handler) -> web.St
         headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s is not None else {}
         # Anthropic's clients look for the type at the top.
         top = {"type": "error"} if request.path == "/v1/messages" else {}
-        return web.json_response({**top, **error.body()}, status=error.status, headers=headers)
+        own = OWN_FORM_FIELD.get(request.path, "response_format")
+        said = {
+            name: text and text.replace("response_format", own)
+            for name, text in error.body()["error"].items()
+        }
+        return web.json_response({**top, "error": said}, status=error.status, headers=headers)
     except web.HTTPRequestEntityTooLarge:
         limit = request.app[_MAX_BODY_BYTES]
         message = f"The body has more than {limit:,} bytes, the limit of this server (--max-body-bytes)."

@@ -29,6 +29,9 @@ _MOST_CHARACTERS = 2**24
 _MOST_DIMENSIONS = 1024
 _DEFAULT_DIMENSIONS = 384
 
+OWN_FORM_FIELD = {"/v1/messages": "output_config.format", "/v1/responses": "text.format"}
+"""What `response_format` is called at these paths."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -110,7 +113,7 @@ _NEUTRAL_IN_RESPONSES: Mapping[str, tuple[object, ...]] = {
 
 class _TextFormat(msgspec.Struct):
     type: str
-    schema: dict[str, Any] = msgspec.field(default_factory=dict)
+    schema: dict[str, Any] | None = None
 
 
 class _TextConfig(msgspec.Struct, forbid_unknown_fields=True):
@@ -300,6 +303,9 @@ class ResponsesReply(Reply):
         self._body = body
         self._messages = messages
         self._kept_by = kept_by
+        self._asked: dict[str, Any] = {"tool_choice": "auto", "tools": []}
+        if self._calls:
+            self._asked = {name: decoded(getattr(body, name), Any, param=name) for name in self._asked}
         self._text, self._number = "", 0
         self._last: Delta | None = None
         self._place = {"item_id": f"msg_{self.reply_id}", "output_index": 0}
@@ -383,8 +389,7 @@ class ResponsesReply(Reply):
             "error": None,
             "incomplete_details": None,
             "parallel_tool_calls": False,
-            "tool_choice": "auto",
-            "tools": [],
+            **self._asked,
             "usage": None,
         }
 

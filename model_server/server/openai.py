@@ -35,6 +35,7 @@ DEFAULT_COMPLETION_TOKENS = 16  # the API's default for completions; a chat answ
 _MAX_SALT_CHARACTERS = 1024
 _MAX_STOP_STRINGS = 16
 _MAX_STOP_CHARACTERS = 256
+_MOST_ANSWERS_OF_A_FORM = 8
 _MAX_FIELDS = 2**20
 """A body may have this many colons. The decoder keeps the interpreter for itself, and takes some 40 ns for
 each field, so a body of 5,000,000 fields would keep `/health` waiting for 0.2 s.
@@ -237,6 +238,9 @@ class RequestReader:
         self._check_length(longest, max_tokens)
         self._check_vocabulary(prompts)
         each = _answers_each(body, num_prompts=len(prompts))
+        if form is not None and each * len(prompts) > _MOST_ANSWERS_OF_A_FORM:
+            most = f"at most {_MOST_ANSWERS_OF_A_FORM} answers beside {form.param}"
+            raise ApiError(f"One request may ask for {most}.", param="n")
         self._check_sum(each * sum(map(len, prompts)))
         seeds = tuple((body.seed or 0) + index for index in range(each)) * len(prompts)
         options = body.stream_options or StreamOptions()

@@ -141,7 +141,8 @@ class Reply:
             reports = delta.reports
             logprobs = _chat_logprobs(reports) if self._chat else self._logprobs(delta.index, reports)
         # As in vLLM, a call of a named tool ends with "stop".
-        calls = self._calls == "required" and delta.finish_reason is FinishReason.STOP
+        ended = self._calls == "required" and delta.finish_reason is FinishReason.STOP
+        calls = ended and self.call(delta) is not None
         return {
             "index": delta.index,
             **shape,

@@ -119,9 +119,12 @@ def forced_call(choice: msgspec.Raw, tools: msgspec.Raw) -> Form | None:
 
 
 def call_in(text: str) -> tuple[str, str] | None:
-    """Return the name and the arguments of a forced call. Return None if the answer was cut short."""
+    """Return the name and the arguments of a forced call. Return None if the answer was cut short, or its
+    arguments are nested so deep that nobody can decode them.
+    """
     try:
         call = msgspec.json.decode(text, type=_Call)
-    except msgspec.DecodeError:
+        msgspec.json.decode(call.parameters)
+    except (msgspec.DecodeError, RecursionError):
         return None
     return call.name, bytes(call.parameters).decode()

@@ -1,15 +1,19 @@
 """Lets an answer have only a form that JSON schemas describe, by llguidance: says which tokens of a real
 model may follow, and makes up a small answer for a model without weights.
 
-llguidance bounds its own work and refuses the keywords of JSON schema that it does not know. It is imported
-for the first such answer, so a server runs without it. Callers: the languages; the sampler, at each token.
+llguidance refuses the keywords of JSON schema that it does not know. It does not bound its work for patterns
+that one text has to match together, nor for `multipleOf`, so `matcher` refuses schemas with many of them. It
+is imported for the first such answer, so a server runs without it. Callers: the languages; the sampler, at
+each token.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -19,12 +23,26 @@ from model_server.text.language import Alternative, SchemaError
 
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
 """The place in a grammar that only this module knows."""
+NOT_INSTALLED = "run pip install 'prefix-gateway[structured]' for llguidance"
 _MOST_BYTES = 4096
 _LOOK_BACK_BYTES = 100
 _IN_TEXT = b'word"@.-:/0123456789'
 _OUTSIDE = b'}]:,"0123456789-.tfn[{'
 """The bytes of a made-up answer, the preferred ones first. The preferred ones end a text, a list or an
 object.
+"""
+_JOINING = {"$ref", "anyOf", "oneOf"}
+_JOINED = {"items", "prefixItems", "properties", "patternProperties", "additionalProperties", "propertyNames"}
+_JOINED |= {"pattern", "format", "multipleOf", *_JOINING}
+"""A schema with a key of the first set and another key of the second set joins patterns, as `allOf` does: one
+text has to match several. The work for this doubles with each pattern.
+"""
+_MOST_JOINED = 8
+_MOST_PATTERNS = 64
+_MOST_PATTERN_CHARACTERS = 512
+_MOST_DIVISOR = 5000
+"""The bound of all numbers of `multipleOf` together, without their decimal points. A text has to be followed
+through all remainders.
 """
 
 
@@ -44,12 +62,13 @@ class Grammar:
 
 def matcher(alternatives: Sequence[Alternative], tokenizer: Any = None) -> Any:
     """Return llguidance's matcher for texts of one of these forms. None is a tokenizer whose tokens are
-    bytes. Raise SchemaError if a schema is not one, or llguidance cannot do it.
+    bytes. Raise SchemaError if a schema is not one, or is too much work, or llguidance cannot do it.
     """
+    _check_work([one.schema for one in alternatives])
     try:
         from llguidance import LLMatcher, LLTokenizer  # noqa: PLC0415 - it is an extra
     except ImportError as error:
-        raise SchemaError("run pip install 'prefix-gateway[structured]' for llguidance") from error
+        raise SchemaError(NOT_INSTALLED) from error
     rules = [
         f"a{index}: {json.dumps(one.before)} a{index}_json {json.dumps(one.after)}\n"
         f"a{index}_json: %json {json.dumps(one.schema)}"
@@ -59,6 +78,37 @@ def matcher(alternatives: Sequence[Alternative], tokenizer: Any = None) -> Any:
     found = LLMatcher(tokenizer or LLTokenizer("byte"), "\n".join([f"start: {start}", *rules]), log_level=0)
     _check(found)
     return found
+
+
+def _check_work(schemas: Sequence[Any]) -> None:
+    patterns: list[str] = []
+    divisors: list[int] = []
+    joins = False
+    for schema in _objects(schemas):
+        patterns += [schema[key] for key in ("pattern", "format") if isinstance(schema.get(key), str)]
+        patterns += schema["patternProperties"] if isinstance(schema.get("patternProperties"), dict) else []
+        divisor = schema.get("multipleOf")
+        if isinstance(divisor, int | float) and math.isfinite(divisor):
+            digits = "".join(map(str, Decimal(repr(divisor)).as_tuple().digits))
+            divisors.append(abs(int(divisor) if divisor % 1 == 0 else int(digits)))
+        joins |= "allOf" in schema or bool(_JOINING & schema.keys() and len(_JOINED & schema.keys()) > 1)
+    most = _MOST_JOINED if joins else _MOST_PATTERNS
+    if len(patterns) > most:
+        where = " with allOf, or $ref or anyOf beside other keywords," if joins else ""
+        raise SchemaError(f"a schema{where} may have at most {most} patterns and formats")
+    if any(len(one) > _MOST_PATTERN_CHARACTERS for one in patterns):
+        raise SchemaError(f"a pattern may have at most {_MOST_PATTERN_CHARACTERS} characters")
+    if (math.prod if joins else sum)(divisors) > _MOST_DIVISOR:
+        raise SchemaError(f"its numbers of multipleOf are together over {_MOST_DIVISOR}, without the points")
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    rest = [value]
+    while rest:
+        node = rest.pop()
+        if isinstance(node, dict):
+            yield node
+        rest += node.values() if isinstance(node, dict) else node if isinstance(node, list) else []
 
 
 def small_answer(alternatives: Sequence[Alternative]) -> str:

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateError
-from llguidance.hf import from_tokenizer
 from transformers import AutoTokenizer, GenerationConfig
 
 from model_server.core.request import Constraint, TokenId
-from model_server.text.grammar import Grammar, matcher
+from model_server.text.grammar import NOT_INSTALLED, Grammar, matcher
 from model_server.text.language import (
     NO_VARIABLES,
     Alternative,
@@ -78,6 +77,8 @@ class PretrainedLanguage:
     @cached_property
     def _for_grammars(self) -> Any:
         """Return the tokenizer as llguidance reads it, which takes a second to make."""
+        from llguidance.hf import from_tokenizer  # noqa: PLC0415 - it is an extra
+
         return from_tokenizer(self._tokenizer, eos_token=list(self.eos_token_ids))
 
     def constraints(self, alternatives: Sequence[Alternative], *, count: int) -> Sequence[Grammar]:
@@ -85,6 +86,8 @@ class PretrainedLanguage:
             raise SchemaError("the model has no token that ends an answer")
         try:
             made = matcher(alternatives, self._for_grammars)
+        except ImportError as error:
+            raise SchemaError(NOT_INSTALLED) from error
         except ValueError as error:
             raise SchemaError(f"llguidance cannot read the model's tokenizer: {error}") from error
         return [Grammar(made.deep_copy(), eos_token_ids=self.eos_token_ids) for _ in range(count)]

@@ -97,7 +97,9 @@ async def test_messages_have_a_forced_call_as_a_block(start: Start, choice: dict
 async def test_responses_have_a_forced_call_as_an_item(start: Start, choice: Any) -> None:
     server = await start()
     body = {"input": "Hi", "tools": FLAT, "tool_choice": choice}
-    [item] = (await answer(server, "/v1/responses", **body))["output"]
+    whole = await answer(server, "/v1/responses", **body)
+    assert (whole["tool_choice"], whole["tools"]) == (choice, FLAT)
+    [item] = whole["output"]
     assert (item["type"], item["name"]) == ("function_call", "map" if choice == "required" else "weather")
     assert json.loads(item["arguments"]) == ANSWER
     events = await named_events(server, "/v1/responses", body)
@@ -117,6 +119,22 @@ async def test_a_call_that_is_cut_short_stays_a_text(start: Start) -> None:
     [choice] = (await answer(server, CHAT, **body))["choices"]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["content"].startswith('{"name')
+    [choice] = (await answer(server, CHAT, **{**body, "max_tokens": 50, "stop": "parameters"}))["choices"]
+    assert (choice["finish_reason"], choice["message"]) == (
+        "stop",
+        {"role": "assistant", "content": '{"name": "map", "'},
+    )
+
+
+@pytest.mark.parametrize("form", [{"type": "json_schema"}, {"type": "json_schema", "schema": {"not": {}}}])
+async def test_an_error_names_the_field_that_the_client_sent(start: Start, form: dict[str, Any]) -> None:
+    server = await start()
+    status, error = await server.post("/v1/responses", {"input": "Hi", "text": {"format": form}})
+    assert (status, error["error"]["param"].startswith("text")) == (400, True)
+    assert "response_format" not in error["error"]["message"]
+    body = {"messages": HELLO, "max_tokens": 5, "output_config": {"format": form}}
+    status, error = await server.post("/v1/messages", body)
+    assert (status, error["error"]["param"].startswith("output_config")) == (400, True)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +154,7 @@ async def test_a_call_that_is_cut_short_stays_a_text(start: Start) -> None:
         ({"structured_outputs": {"json": "{"}}, "structured_outputs"),
         ({"structured_outputs": {"json": {}, "json_object": True}}, "structured_outputs"),
         ({"response_format": {"type": "json_object"}, "min_tokens": 3}, "min_tokens"),
+        ({"response_format": {"type": "json_object"}, "n": 9}, "n"),
     ],
 )
 async def test_a_form_that_cannot_be_had_is_refused(start: Start, fields: dict[str, Any], param: str) -> None:

@@ -67,6 +67,49 @@ def test_a_schema_without_a_small_answer_is_refused(schema: Any, reason: str) ->
         made(schema)
 
 
+def chained(keyword: str) -> Any:
+    schema: Any = TEXT
+    for letter in "abcdefghijklmnopqrstuvwx":
+        schema = {"type": "string", "pattern": f".*{letter}.*", keyword: [schema]}
+    return schema
+
+
+REFERRED = {f"d{i}": {"pattern": f".*{chr(97 + i)}.*", "$ref": f"#/$defs/d{i + 1}"} for i in range(24)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (
+            {"allOf": [{"type": "string", "pattern": f".*{one}.*"} for one in "abcdefghijklmnopqrstuvwx"]},
+            "8 p",
+        ),
+        ({"allOf": [{"properties": {"a": {"pattern": f".*{one}.*"}}} for one in "abcdefghijklm"]}, "8 p"),
+        ({"$defs": {**REFERRED, "d24": TEXT}, "$ref": "#/$defs/d0"}, "8 patterns"),
+        (chained("anyOf"), "8 patterns"),
+        (chained("oneOf"), "8 patterns"),
+        ({"anyOf": [{"type": "string", "pattern": f"a{{{i}}}"} for i in range(65)]}, "64 patterns"),
+        ({"type": "object", "patternProperties": {f"^{i}a": {} for i in range(65)}}, "64 patterns"),
+        ({"type": "string", "pattern": "a" * 513}, "512 characters"),
+        ({"type": "integer", "multipleOf": 999_983}, "multipleOf"),
+        ({"type": "integer", "multipleOf": 49_990_000.0}, "multipleOf"),
+        ({"type": "number", "multipleOf": 0.002556416}, "multipleOf"),
+        ({"allOf": [{"type": "integer", "multipleOf": one} for one in (97, 89, 83)]}, "multipleOf"),
+    ],
+)
+def test_a_schema_that_llguidance_never_ends_with_is_refused(schema: Any, reason: str) -> None:
+    with pytest.raises(SchemaError, match=reason):
+        made(schema)
+
+
+def test_many_patterns_that_never_meet_are_no_work() -> None:
+    dates = {f"d{i}": {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]} for i in range(40)}
+    price = {"type": "number", "multipleOf": 0.01}
+    described = {"$ref": "#/$defs/price", "description": "what it costs"}
+    schema = {"$defs": {"price": price}, "type": "object", "properties": {**dates, "price": described}}
+    assert made(schema) == {}
+
+
 def test_without_llguidance_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(SchemaError, match=r"pip install 'prefix-gateway\[structured\]'"):
