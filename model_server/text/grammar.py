@@ -88,9 +88,10 @@ def _check_work(schemas: Sequence[Any]) -> None:
         patterns += [schema[key] for key in ("pattern", "format") if isinstance(schema.get(key), str)]
         patterns += schema["patternProperties"] if isinstance(schema.get("patternProperties"), dict) else []
         divisor = schema.get("multipleOf")
-        if isinstance(divisor, int | float) and math.isfinite(divisor):
-            digits = "".join(map(str, Decimal(repr(divisor)).as_tuple().digits))
-            divisors.append(abs(int(divisor) if divisor % 1 == 0 else int(digits)))
+        if isinstance(divisor, float) and divisor % 1:
+            divisor = int("".join(map(str, Decimal(repr(divisor)).as_tuple().digits)))
+        if isinstance(divisor, int | float):
+            divisors.append(max(1, abs(int(divisor))))
         joins |= "allOf" in schema or bool(_JOINING & schema.keys() and len(_JOINED & schema.keys()) > 1)
     most = _MOST_JOINED if joins else _MOST_PATTERNS
     if len(patterns) > most:

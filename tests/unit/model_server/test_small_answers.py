@@ -94,6 +94,9 @@ REFERRED = {f"d{i}": {"pattern": f".*{chr(97 + i)}.*", "$ref": f"#/$defs/d{i + 1
         ({"type": "integer", "multipleOf": 999_983}, "multipleOf"),
         ({"type": "integer", "multipleOf": 49_990_000.0}, "multipleOf"),
         ({"type": "number", "multipleOf": 0.002556416}, "multipleOf"),
+        ({"type": "integer", "multipleOf": 10**400}, "multipleOf"),
+        ({"type": "integer", "multipleOf": True}, "multiple"),
+        ({"allOf": [{"multipleOf": 0}, {"type": "integer", "multipleOf": 999_983}]}, "multipleOf"),
         ({"allOf": [{"type": "integer", "multipleOf": one} for one in (97, 89, 83)]}, "multipleOf"),
     ],
 )
