@@ -49,6 +49,8 @@ def too_long(prompt: Prompt, state: EndpointState) -> bool:
 
 
 class Listeners:
+    """Sends each event to all listeners. They may subscribe and unsubscribe meanwhile."""
+
     __slots__ = ("all",)
 
     def __init__(self) -> None:

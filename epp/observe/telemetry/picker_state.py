@@ -191,9 +191,9 @@ class PickerStatus:
     goal_s: float = 2.0
     """Wait at which a pool counts as saturated, by the policy."""
     flow: Sequence[FlowStatus] = ()
+    """The requests that flow control holds, by base model. Empty where flow control is off."""
     unserved: Sequence[str] = ()
     """Models for which requests wait until a first server is ready."""
-    """The requests that flow control holds, by base model. Empty where flow control is off."""
     source_failures: Mapping[str, int] = counter(
         "epp_source_failures_total",
         "Unexpected failures of the picker's background loops, by source: scrape, file, kubernetes, "
