@@ -165,6 +165,7 @@ class Connection:
                 self._control.check(read_at=self._read_at)
             except FrameError as error:
                 self._fail(error.code, error.reason)
+            self.closing = self.closing or self._control.leaving
         return self._taken()
 
     def check_integrity(self) -> None:

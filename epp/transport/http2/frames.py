@@ -61,6 +61,8 @@ class Limits:
     """A peer that sends nothing for this long gets a PING."""
     answer_s: float = 20.0
     """Longest wait for the answer to that PING."""
+    idle_s: float = 300.0
+    """A peer that has no open streams for this long is asked to open no more."""
 
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

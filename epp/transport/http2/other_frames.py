@@ -166,6 +166,9 @@ class Control:
         self._started = streams.now
         self._asked_at: float | None = None
         """When a quiet peer got a PING that it has not answered."""
+        self._used_at = streams.now
+        """When the last check found a stream that was open, or had been since the check before it."""
+        self._used_id = streams.last_id
         self.settings_seen = False
         """The preface of the peer is complete: its first SETTINGS have come."""
         self.leaving = False
@@ -260,6 +263,7 @@ class Control:
         self._check_hello(now)
         self._check_calls(now)
         self._check_quiet(now, read_at=read_at)
+        self._check_idle(now)
 
     def _check_hello(self, now: float) -> None:
         if not self.settings_seen and now - self._started > self._limits.hello_s:
@@ -290,3 +294,13 @@ class Control:
             self._streams.out.append(frames.frame(Kind.PING, _ARE_YOU_THERE))
         elif now - self._asked_at > self._limits.answer_s:
             raise FrameError(Code.NO_ERROR, "peer_gone")
+
+    def _check_idle(self, now: float) -> None:
+        """Leave a peer that has no calls. It opens another connection for its next call."""
+        streams, limits = self._streams, self._limits
+        if streams.by_number or streams.last_id != self._used_id:
+            self._used_at, self._used_id = now, streams.last_id
+        elif now - self._used_at > limits.idle_s + limits.answer_s:
+            raise FrameError(Code.NO_ERROR, "peer_gone")
+        elif now - self._used_at > limits.idle_s:
+            self.leave()

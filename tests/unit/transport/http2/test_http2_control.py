@@ -10,6 +10,7 @@ from epp.transport.http2.frames import PREFACE, Code, Flag, Kind, Setting
 from epp.transport.http2.messages import Fault, Gone, Opened
 from tests.harness.http2_frames import (
     CallerSide,
+    Frame,
     block,
     data,
     grpc,
@@ -88,6 +89,48 @@ def test_a_silent_client_gets_a_ping_and_is_then_disconnected(calls: bytes) -> N
     side.tick(11)
     assert len(side.sent()) == 1
     assert side.tick(21)[-1] == Fault("peer_gone")
+
+
+def wait(side: CallerSide, seconds: int) -> list[Frame]:
+    """Let time pass for a peer that answers each PING of ours. Return what it got besides these."""
+    got: list[Frame] = []
+    for _ in range(seconds):
+        assert side.tick(1) == []
+        for frame in side.sent():
+            if frame.kind == Kind.PING and frame.payload != b"draining":
+                side.feed(ping(frame.payload, ack=True))
+            else:
+                got.append(frame)
+    return got
+
+
+def test_a_connection_without_calls_for_5_minutes_is_left_gracefully() -> None:
+    side = CallerSide().opened()
+    assert wait(side, 299) == []
+    goaway, question = wait(side, 3)
+    assert (goaway.kind, goaway.code, side.connection.closing) == (Kind.GOAWAY, Code.NO_ERROR, True)
+    assert isinstance(side.feed(headers(1))[0], Opened), "a call that was on its way is served"
+    side.feed(ping(question.payload, ack=True))
+    assert not side.connection.ends
+    side.connection.end(1)
+    assert side.connection.ends
+
+
+def test_a_connection_with_an_open_call_is_not_idle_and_counts_from_its_end() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1))
+    assert wait(side, 900) == []
+    side.feed(reset(1))
+    assert wait(side, 299) == []
+    side.feed(headers(3), reset(3))
+    assert wait(side, 299) == []
+    assert [frame.kind for frame in wait(side, 3)] == [Kind.GOAWAY, Kind.PING]
+
+
+def test_an_idle_peer_that_does_not_hear_our_leaving_is_disconnected() -> None:
+    side = CallerSide().opened()
+    assert [frame.kind for frame in wait(side, 319)] == [Kind.GOAWAY, Kind.PING]
+    assert side.tick(3)[-1] == Fault("peer_gone")
 
 
 @pytest.mark.parametrize(
