@@ -83,6 +83,7 @@ class Pod:
         self._logs = logs
         self._network = NetworkNamespace()
         self._address = ""
+        self._unplugged = False
         self._sources: Final[Sources] = _Objects(node.api, document["metadata"]["namespace"])
         self._volumes = PodVolumes(folder / "volumes", pod=document, api=node.api, sources=self._sources)
         spec = document["spec"]
@@ -129,6 +130,7 @@ class Pod:
         try:
             await self._terminating.wait()
             await self._terminate(running)
+            self._unplug()  # before the pod is gone, so that the next one can have its address
             await self._remove()
         finally:
             for task in (*helpers, running, *self._tasks):
@@ -136,6 +138,11 @@ class Pod:
             for container in self.containers:
                 container.kill(9)
             await asyncio.gather(*helpers, running, *self._tasks, return_exceptions=True)
+            self._unplug()
+
+    def _unplug(self) -> None:
+        if not self._unplugged:
+            self._unplugged = True
             self._network.close()
             self._node.unplug(self._address)
 
