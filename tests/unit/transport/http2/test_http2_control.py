@@ -116,7 +116,7 @@ def test_a_connection_without_calls_for_5_minutes_is_left_gracefully() -> None:
     assert side.connection.ends
 
 
-def test_a_connection_with_an_open_call_is_not_idle_and_counts_from_its_end() -> None:
+def test_a_connection_with_an_open_call_is_not_idle_until_its_end() -> None:
     side = CallerSide().opened()
     side.feed(headers(1))
     assert wait(side, 900) == []
