@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -173,15 +174,19 @@ async def a_picker_crashes_again_and_again(site: Installed, node: RunningNode, l
             return False
         return True
 
+    def noticed(crashes: int) -> bool:
+        return node.log(f"{NAMESPACE}/{name}", "picker").count("it is started again") == crashes
+
     with load.phase(f"a picker crashes {CRASHES} times"):
-        for _ in range(CRASHES):
+        for n in range(1, CRASHES + 1):
             await wait_until(killed, what="a picker to kill", timeout_s=DEADLINE_S)
+            await wait_until(partial(noticed, n), what="the end of the picker", timeout_s=DEADLINE_S)
             await load.answers(3)
         await load.answers(IN_FLIGHT)
     after = await site.get("pod", name)
     assert ready_since(after) == ready_since(pod), "it was Ready all the time"
     assert container_status(after, "picker")["restartCount"] == 0
-    assert node.log(f"{NAMESPACE}/{name}", "picker").count("it is started again") == CRASHES
+    assert noticed(CRASHES)
 
 
 async def restarted_once(site: Installed, pod: str, container: str) -> None:
