@@ -16,8 +16,8 @@ from tests.fuzz.trees import changed
 from tests.harness.steps import steps
 
 HUNTED: Final = {
-    # A frame of nine bytes runs some 120 lines. A byte of a header block may be a whole field, for which hpack
-    # runs some 60. Buckets of `http2.streams` bound the frames a second, 16 KiB bound the fields of a block.
+    # A frame of nine bytes runs some 120 lines. A byte of a header block may be a whole field, for which
+    # hpack runs some 60. Buckets of `http2.streams` bound the frames a second, 16 KiB bound a block's fields.
     "http2": 64_000,
     # Header fields with unusual names run 2,000 lines a KiB, some 0.2 ms.
     **dict.fromkeys(("ext_proc", "access_log", "metrics_page", "model_page"), 4_000),
