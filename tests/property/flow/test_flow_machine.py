@@ -72,6 +72,7 @@ class FlowMachine(RuleBasedStateMachine):
     @rule(changed=all_settings)
     def the_policy_changes(self, changed: Flow) -> None:
         self.settings = changed
+        self.draining = False  # the queue has a policy again
         self.flow.apply(changed, now=self.now)
         self.pump()
 
