@@ -11,14 +11,11 @@ import random
 from collections.abc import Sequence
 from itertools import count
 
-from epp.base.types import ApiKind, InferenceRequest
 from epp.config.policy import Policy
 from epp.config.sharing import Sharing
 from epp.picker.picker import Picker
 from epp.sources.sharing.exchange import Exchange
 from epp.tools.replay import picker_router
-from epp.tools.replay.picker_router import BASE_MODEL
-from model_server.sim.prompts import render
 from model_server.sim.request import SimRequest
 from model_server.sim.snapshot import Snapshot
 
@@ -35,12 +32,11 @@ class PickerRouter(picker_router.PickerRouter):
         bytes_per_token: float = 4.0,
     ) -> None:
         pickers = [Picker(policy, rng=random.Random(seed * 1000 + n)) for n in range(replicas)]
-        super().__init__(pickers, adapters=adapters)
+        super().__init__(pickers, adapters=adapters, bytes_per_token=bytes_per_token)
         self._rng = random.Random(seed)
         self.shared: Shared | None = None
         if share_delay_s is not None:
             self.shared = Shared(self.pickers, delay_s=share_delay_s)
-        self._bytes_per_token = bytes_per_token
 
     def advance(self, now: float) -> None:
         if self.shared is not None:
@@ -53,15 +49,6 @@ class PickerRouter(picker_router.PickerRouter):
     def _picker_for(self, _request: SimRequest) -> Picker:
         """Return a random picker, which gets the request."""
         return self.pickers[self._rng.randrange(len(self.pickers))]
-
-    def _inference(self, request: SimRequest) -> InferenceRequest:
-        return InferenceRequest(
-            kind=ApiKind.CHAT,
-            model=request.adapter or BASE_MODEL,
-            prompt=render(request.segments, bytes_per_token=self._bytes_per_token),
-            stream=True,
-            max_tokens=request.answer.num_tokens,
-        )
 
     def ended(self, request_id: int, *, failed: bool, cached_tokens: int, now: float) -> None:
         self.advance(now)

@@ -103,8 +103,8 @@ def _named(name: str, policy: Policy) -> str:
 
 def _about(trace: Trace, setting: ReplaySetting) -> str:
     calls, servers = trace.calls, fleet_of(trace, setting)
-    tokens = sum(call.prompt_tokens for call in calls)
-    minutes = calls[-1].at_s / 60
+    tokens = sum(request.num_prompt_tokens for _, request in calls)
+    minutes = calls[-1][0] / 60
     return (
         f"{len(calls):,} requests of {minutes:.1f} minutes, {tokens / len(calls):,.0f} prompt tokens each on average, at {setting.load:g} times "
         f"the recorded rate\n{len(servers)} simulated servers, {servers[0].capacity_tokens:,} tokens of cache and "

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from epp.base.errors import PickError
-from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.picker.decision import Question
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
+from model_server.sim.prompts import render
 from model_server.sim.request import SimRequest
 from model_server.sim.snapshot import Snapshot
 
@@ -32,13 +33,14 @@ class _OpenCall:
 
 
 class PickerRouter:
-    """A derived class says what is in the body of a request (`_inference`). All requests go to the first
-    picker, unless it says otherwise (`route`).
-    """
+    """All requests go to the first picker, unless a derived class says otherwise (`route`)."""
 
-    def __init__(self, pickers: list[Picker], *, adapters: frozenset[str]) -> None:
+    def __init__(
+        self, pickers: list[Picker], *, adapters: frozenset[str], bytes_per_token: float = 4.0
+    ) -> None:
         self.pickers = pickers
         self._adapters = adapters
+        self._bytes_per_token = bytes_per_token
         self._open: dict[int, _OpenCall] = {}
         self._incarnations: dict[str, int] = {}
         self._places: dict[str, int] = {}
@@ -71,16 +73,19 @@ class PickerRouter:
         return self._send(request, self._pick_request(request), self.pickers[0], now=now)
 
     def _pick_request(self, request: SimRequest) -> Question:
-        inference = self._inference(request)
+        inference = InferenceRequest(
+            kind=ApiKind.CHAT,
+            model=request.adapter or BASE_MODEL,
+            prompt=render(request.segments, bytes_per_token=self._bytes_per_token),
+            stream=True,
+            max_tokens=request.answer.num_tokens,
+        )
         return Question(
             request_id=str(request.request_id),
             inference=inference,
             body_bytes=len(inference.prompt),
             session=request.session,
         )
-
-    def _inference(self, request: SimRequest) -> InferenceRequest:
-        raise NotImplementedError
 
     def _send(self, request: SimRequest, asked: Question, picker: Picker, *, now: float) -> str | None:
         try:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -22,13 +23,13 @@ from epp.tools.replay.trace import (
     UNSTATED,
     WARM_UP_SHARE,
     Figures,
-    Piece,
-    RecordedCall,
     RecordedServer,
     ReplayError,
     Trace,
     quantile,
 )
+from model_server.sim.prompts import Segment
+from model_server.sim.request import SimRequest
 
 _MOST_CAPACITY_TOKENS: Final = 2**26
 """Largest cache of a simulated server, which makes an object for each block."""
@@ -39,6 +40,8 @@ _ASSUMED_TPOT_S: Final = 0.02
 _MOST_OUTPUT_TOKENS: Final = 16_384
 _MOST_RECORDED_TOKENS: Final = 2**18
 """Bound of the length that an answer reports. Each token is a step of a simulated server."""
+_MOST_TOKEN_BYTES: Final = 64.0
+_ANSWER_NAMES: Final = 1 << 63
 _CALM: Final = 0.1
 """The share of the sampled answers that met few prefills and small batches: the fastest ones."""
 
@@ -133,8 +136,12 @@ def _trace_of(lines: _Lines) -> Trace:
     tempo = _Tempo.of(requests)
     remarks += tempo.remarks
     bytes_per_token = sum(a.prompt_bytes for a in requests) / max(1, sum(a.prompt_tokens for a in requests))
+    bytes_per_token = min(_MOST_TOKEN_BYTES, max(0.25, bytes_per_token))
     calls = [
-        _call_of(asked, schedule, number, tempo=tempo, bytes_per_token=max(0.25, bytes_per_token))
+        (
+            asked.at_unix_s - asked.waited_s,
+            _request_of(asked, schedule, number, tempo=tempo, bytes_per_token=bytes_per_token),
+        )
         for number, (asked, schedule) in enumerate(kept)
     ]
     assert lines.opening is not None, "requests come after an opening"
@@ -144,6 +151,7 @@ def _trace_of(lines: _Lines) -> Trace:
     return Trace(
         calls=_from_zero(calls),
         servers=_servers_of(lines.servers, model),
+        bytes_per_token=bytes_per_token,
         decode_step_s=tempo.decode_step_s,
         policy=policy,
         recorded=_really(requests),
@@ -170,26 +178,23 @@ def _servers_of(line: Servers | None, model: str) -> list[RecordedServer]:
     ]
 
 
-def _call_of(
+def _request_of(
     asked: RecordedRequest, schedule: ChunkSchedule, number: int, *, tempo: _Tempo, bytes_per_token: float
-) -> RecordedCall:
-    """Return a request as a call. The end of a chunk depends only on its position, so equal chunks get
-    equal numbers of tokens.
+) -> SimRequest:
+    """Return a request of which each chunk is a segment, named by its hash. The end of a chunk depends only
+    on its position, so equal chunks get equal numbers of tokens.
     """
-    pieces = []
-    covered, tokens = 0, 0
-    for n, name in enumerate(unpacked(asked.chunks), 1):
-        end = schedule.end_bytes(n)
-        end_tokens = round(end / bytes_per_token)
-        pieces.append(Piece(name, end - covered, end_tokens - tokens))
-        covered, tokens = end, end_tokens
-    rest = max(1, asked.prompt_bytes - covered)
+    chunks = unpacked(asked.chunks)
+    ends = [schedule.end_bytes(n) for n in range(1, len(chunks) + 1)]
     own = hash((number, asked.at_unix_s)) & _MASK
-    pieces.append(Piece(own, rest, max(1, round((covered + rest) / bytes_per_token) - tokens)))
-    return RecordedCall(
-        at_s=asked.at_unix_s - asked.waited_s,
-        pieces=tuple(pieces),
-        output_tokens=tempo.output_tokens(asked),
+    ends.append(max(asked.prompt_bytes, schedule.end_bytes(len(chunks)) + 1))
+    tokens = [0, *(round(end / bytes_per_token) for end in ends)]
+    lengths = [end - start for start, end in pairwise(tokens)]
+    lengths[-1] = max(1, lengths[-1])
+    return SimRequest(
+        request_id=number,
+        segments=tuple(map(Segment, [*chunks, own], lengths)),
+        answer=Segment(_ANSWER_NAMES | number, tempo.output_tokens(asked)),
         adapter=asked.adapter,
         tenant=asked.tenant,
         priority=asked.priority,
@@ -247,14 +252,13 @@ def _tpots_s(requests: Sequence[RecordedRequest]) -> list[float]:
     )
 
 
-def _from_zero(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
-    ordered = sorted(calls, key=lambda call: call.at_s)
-    first_s = ordered[0].at_s
-    if ordered[-1].at_s - first_s > _LONGEST_S:
+def _from_zero(calls: Sequence[tuple[float, SimRequest]]) -> list[tuple[float, SimRequest]]:
+    first_s, last_s = calls[0][0], calls[-1][0]
+    if last_s - first_s > _LONGEST_S:
         raise ReplayError(
-            f"the requests lie {(ordered[-1].at_s - first_s) / 86_400:.0f} days apart; replay 7 days at a time"
+            f"the requests lie {(last_s - first_s) / 86_400:.0f} days apart; replay 7 days at a time"
         )
-    return [replace(call, at_s=call.at_s - first_s) for call in ordered]
+    return [(at_s - first_s, request) for at_s, request in calls]
 
 
 def _really(every: Sequence[RecordedRequest]) -> Figures:

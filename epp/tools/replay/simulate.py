@@ -15,16 +15,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from epp.base.types import ApiKind, InferenceRequest
 from epp.config.policy import Policy
 from epp.picker.picker import Picker
-from epp.tools.replay.picker_router import BASE_MODEL, PickerRouter
+from epp.tools.replay.picker_router import PickerRouter
 from epp.tools.replay.trace import (
     UNSTATED,
     WARM_UP_SHARE,
     Figures,
-    Piece,
-    RecordedCall,
     RecordedServer,
     Trace,
     tpot_s,
@@ -34,15 +31,12 @@ from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
 from model_server.sim.engine import EngineShape
 from model_server.sim.fleet import Fleet, FleetPlan, Outcome
-from model_server.sim.prompts import Segment
 from model_server.sim.request import Record, SimRequest
 
 _GRACE_S: Final = 60.0
 """The run goes on for this long after the last arrival."""
 _NO_KNEE: Final = 1e12
 """A context that no prompt reaches."""
-_ANSWER_NAMES: Final = 1 << 63
-_NAME_BYTES: Final = 8
 _BLOCK_TOKENS: Final = 64
 """Block size of the simulated caches: about as long as a piece, so that neither is finer than the other."""
 
@@ -58,10 +52,13 @@ class ReplaySetting:
 
 def run(trace: Trace, policy: Policy, setting: ReplaySetting) -> Figures:
     servers = fleet_of(trace, setting)
-    calls = trace.calls
-    router = _Router(policy, calls, adapters=frozenset(call.adapter for call in calls if call.adapter))
-    workload = _Arrivals(calls, load=setting.load)
-    plan = _plan_of(trace, servers, horizon_s=calls[-1].at_s / setting.load + _GRACE_S)
+    router = PickerRouter(
+        [Picker(policy, rng=random.Random(1000))],
+        adapters=frozenset(request.adapter for _, request in trace.calls if request.adapter),
+        bytes_per_token=trace.bytes_per_token,
+    )
+    workload = _Arrivals(trace, load=setting.load)
+    plan = _plan_of(trace, servers, horizon_s=trace.calls[-1][0] / setting.load + _GRACE_S)
     outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(1)).run()
     return _figures_of(outcome, servers)
 
@@ -78,52 +75,18 @@ def fleet_of(trace: Trace, setting: ReplaySetting) -> Sequence[RecordedServer]:
     return found
 
 
-class _Router(PickerRouter):
-    """The real picker, which gets the recorded prompts as bytes: each piece is its name, repeated."""
-
-    def __init__(self, policy: Policy, calls: Sequence[RecordedCall], *, adapters: frozenset[str]) -> None:
-        super().__init__([Picker(policy, rng=random.Random(1000))], adapters=adapters)
-        self._calls = calls
-
-    def _inference(self, request: SimRequest) -> InferenceRequest:
-        return InferenceRequest(
-            kind=ApiKind.CHAT,
-            model=request.adapter or BASE_MODEL,
-            prompt=b"".join(map(_text_of, self._calls[request.request_id].pieces)),
-            stream=True,
-            max_tokens=request.answer.num_tokens,
-        )
-
-
-def _text_of(piece: Piece) -> bytes:
-    word = piece.name.to_bytes(_NAME_BYTES, "little")
-    return (word * (piece.num_bytes // _NAME_BYTES + 1))[: piece.num_bytes]
-
-
 class _Arrivals:
-    """The calls at their times, divided by the load."""
+    """The recorded requests at their times, divided by the load."""
 
-    def __init__(self, calls: Sequence[RecordedCall], *, load: float) -> None:
-        self._calls = calls
+    def __init__(self, trace: Trace, *, load: float) -> None:
+        self._trace = trace
         self._load = load
 
     def start(self) -> Iterable[tuple[float, SimRequest]]:
-        for number, call in enumerate(self._calls):
-            yield call.at_s / self._load, _request_of(number, call)
+        return ((at_s / self._load, request) for at_s, request in self._trace.calls)
 
     def after(self, record: Record, *, now: float) -> Iterable[tuple[float, SimRequest]]:  # noqa: ARG002 - as the fleet calls it
         return ()
-
-
-def _request_of(number: int, call: RecordedCall) -> SimRequest:
-    return SimRequest(
-        request_id=number,
-        segments=tuple([Segment(piece.name, piece.num_tokens) for piece in call.pieces]),
-        answer=Segment(_ANSWER_NAMES | number, call.output_tokens),
-        adapter=call.adapter,
-        tenant=call.tenant,
-        priority=call.priority,
-    )
 
 
 def _plan_of(trace: Trace, servers: Sequence[RecordedServer], *, horizon_s: float) -> FleetPlan:

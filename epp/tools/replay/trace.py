@@ -1,8 +1,5 @@
 """Defines the input of a replay: requests in order of time, and the fleet that they went to. Measures the
-requests of a run, for the benches too. Pure.
-
-A prompt is a list of pieces. Equal pieces at the same place mean equal text up to their end. Made by
-`reading`.
+requests of a run, for the benches too. Pure. Made by `reading`.
 """
 
 from __future__ import annotations
@@ -10,36 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 from epp.base.errors import ConfigError
 from epp.config.policy import Policy
-from model_server.sim.request import Record
-
-
-class Piece(NamedTuple):
-    """A part of a prompt. `name` is a number of 64 bits that stands for its text and for all text before
-    it.
-    """
-
-    name: int
-    num_bytes: int
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedCall:
-    at_s: float
-    """Seconds since the first request."""
-    pieces: tuple[Piece, ...]
-    output_tokens: int
-    adapter: str = ""
-    tenant: str = ""
-    priority: int = 0
-
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(piece.num_tokens for piece in self.pieces)
+from model_server.sim.request import Record, SimRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +58,11 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    calls: Sequence[RecordedCall]
+    calls: Sequence[tuple[float, SimRequest]]
+    """Requests in order of time, each with the seconds since the first one."""
     servers: Sequence[RecordedServer]
     """Empty: the source does not say."""
+    bytes_per_token: float = 4.0
     decode_step_s: float | None = None
     """Time for each token of an answer on a calm server, if sampled answers show it."""
     policy: Policy | None = None

@@ -17,15 +17,17 @@ def test_a_recording_gives_times_sizes_and_equal_pieces(tmp_path: Path) -> None:
     record(path)
     trace = read([path])
     assert len(trace.calls) == 120
-    assert [call.at_s for call in trace.calls] == pytest.approx([n * 0.5 for n in range(120)])
+    assert [at_s for at_s, _ in trace.calls] == pytest.approx([n * 0.5 for n in range(120)])
     assert trace.policy is not None
     assert trace.policy.spec.rule == "least-cost"
     assert [server.name for server in trace.servers] == list("abcd")
-    starts = {call.pieces[:20] for call in trace.calls}
+    requests = [request for _, request in trace.calls]
+    starts = {request.segments[:20] for request in requests}
     assert len(starts) == 4, "four shared beginnings"
-    for call in trace.calls:
-        assert sum(piece.num_bytes for piece in call.pieces) % 700 == 6000 % 700
-    assert len({call.pieces[-1].name for call in trace.calls}) == 120, (
+    for request in requests:
+        text_bytes = request.num_prompt_tokens * trace.bytes_per_token
+        assert abs((text_bytes - 6000 + 350) % 700 - 350) < 8, "as long as the recorded prompt"
+    assert len({request.segments[-1] for request in requests}) == 120, (
         "the text after the last full chunk belongs to one request alone"
     )
 
@@ -34,7 +36,7 @@ def test_the_length_of_an_unsampled_answer_is_derived_from_its_time(tmp_path: Pa
     path = tmp_path / "r.jsonl"
     record(path)
     trace = read([path])
-    assert {call.output_tokens for call in trace.calls} == {49, 50}, (
+    assert {request.answer.num_tokens for _, request in trace.calls} == {49, 50}, (
         "as many tokens as fit at the pace of the sampled answers"
     )
     assert any("12 of 120 answers have a recorded length" in remark for remark in trace.remarks)
@@ -113,5 +115,5 @@ def test_absurd_answers_and_caches_are_reduced(tmp_path: Path) -> None:
             server["capacity_tokens"] = 2**35
     path.write_text(json_lines(*rows))
     trace = read([path])
-    assert max(call.output_tokens for call in trace.calls) == 2**18
+    assert max(request.answer.num_tokens for _, request in trace.calls) == 2**18
     assert {server.capacity_tokens for server in trace.servers} == {2**26}

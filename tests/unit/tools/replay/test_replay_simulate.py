@@ -11,7 +11,9 @@ from msgspec import structs
 from epp.config.policy import DEFAULT_POLICY
 from epp.tools.replay.reading import read
 from epp.tools.replay.simulate import ReplaySetting, fleet_of, run
-from epp.tools.replay.trace import Piece, RecordedCall, RecordedServer, Trace
+from epp.tools.replay.trace import RecordedServer, Trace
+from model_server.sim.prompts import Segment
+from model_server.sim.request import SimRequest
 from tests.unit.tools.replay.recordings import record_simulation, recording_file
 
 
@@ -63,8 +65,11 @@ def test_more_load_means_longer_waits_and_more_servers_shorter_waits(tmp_path: P
     assert len(relieved.by_server) == 12
 
 
-def a_call(at_s: float = 0.0, *, name: int = 1, tokens: int = 64) -> RecordedCall:
-    return RecordedCall(at_s=at_s, pieces=(Piece(name, 4 * tokens, tokens),), output_tokens=2)
+def a_call(at_s: float = 0.0, *, name: int = 1, tokens: int = 64) -> tuple[float, SimRequest]:
+    number = int(at_s)
+    return at_s, SimRequest(
+        request_id=number, segments=(Segment(name, tokens),), answer=Segment(2**63 + number, 2)
+    )
 
 
 def test_the_fleet_is_as_recorded_or_repeats_the_recorded_servers() -> None:
