@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from epp.base.errors import ConfigError
 from epp.config.listening import Tls
@@ -26,8 +26,6 @@ from epp.sources.kube.api import require
 from epp.sources.sharing import service as sharing
 
 _log = logging.getLogger("epp")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,27 +100,22 @@ def watchers(
     """Return the watchers that follow the files from now on. `on_endpoints` is None if the endpoints come
     from a cluster.
     """
-
-    def watcher(
-        kind: str,
-        path: str,
-        applied: bytes | None,
-        parse: Callable[[bytes], T],
-        on_change: Callable[[T], None],
-    ) -> FileWatcher[T]:
-        return FileWatcher(
-            Path(path),
-            parse=parse,
-            on_change=on_change,
-            on_result=_counted(metrics, kind),
-            applied=applied,
-        )
-
     if on_endpoints is not None:
-        path, parse = config.endpoints_file, partial(load_endpoints, source=config.endpoints_file)
-        yield watcher("endpoints", path, inputs.endpoints_text, parse, on_endpoints)
-    if path := config.policy_file:
-        yield watcher("policy", path, inputs.policy_text, partial(file_policy, config=config), on_policy)
+        yield FileWatcher(
+            Path(config.endpoints_file),
+            parse=partial(load_endpoints, source=config.endpoints_file),
+            on_change=on_endpoints,
+            on_result=_counted(metrics, "endpoints"),
+            applied=inputs.endpoints_text,
+        )
+    if config.policy_file:
+        yield FileWatcher(
+            Path(config.policy_file),
+            parse=partial(file_policy, config=config),
+            on_change=on_policy,
+            on_result=_counted(metrics, "policy"),
+            applied=inputs.policy_text,
+        )
 
 
 def certificate_watch(tls: Tls, metrics: Metrics) -> CertificateWatch:

@@ -80,17 +80,9 @@ def dry_run_of(picker: Picker) -> dict[str, Any] | None:
     if tried is None:
         return None
     policy = tried.policy
-    return {
-        "policy": policy.metadata.name,
-        "rule": policy.spec.rule,
-        "picks": tried.picks,
-        "agreed": tried.agreed,
-        "refused": tried.refused,
-        "prompt": tried.prompt_tokens,
-        "cached": tried.cached_tokens,
-        "more_cached": tried.more_cached_tokens,
-        "more_s": tried.more_s,
-    }
+    names = "picks", "agreed", "refused", "prompt_tokens", "cached_tokens", "more_cached_tokens", "more_s"
+    counts = {name: getattr(tried, name) for name in names}
+    return {"policy": policy.metadata.name, "rule": policy.spec.rule, **counts}
 
 
 def _endpoint(

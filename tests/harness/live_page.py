@@ -212,9 +212,9 @@ async def live_page(count: int) -> AsyncIterator[Scene]:
             "picks": 5120,
             "agreed": 4660,
             "refused": 20,
-            "prompt": 17_400_000,
-            "cached": 11_658_000,
-            "more_cached": 870_000,
+            "prompt_tokens": 17_400_000,
+            "cached_tokens": 11_658_000,
+            "more_cached_tokens": 870_000,
             "more_s": -306.0,
         },
     )

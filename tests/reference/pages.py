@@ -13,7 +13,7 @@ import msgspec
 from epp.config.policy import API_VERSION, KIND, PolicySpec
 from epp.config.settings import Config
 from epp.config.strict import Strict
-from epp.observe.telemetry.catalog import metrics_reference
+from epp.observe.telemetry.catalog import GROUPS
 from tests.reference.crd import crd_yaml
 from tests.reference.schema import definitions
 
@@ -29,6 +29,13 @@ workers dialect drainSeconds allowedPaths admin.address envoy.listen envoy.edsFi
 envoy.extraHttpFilters envoy.tls envoy.accessLog sharing.redis.url sharing.redis.tls tracing log
 """
 """The beginnings of the fields in the first table."""
+_METRICS_INTRO = """\
+# Metrics
+
+The picker serves these metrics at `/metrics` on the admin address, in the text format of Prometheus. Each
+worker process has a page of its own. Each page also has the metrics `process_*`: CPU seconds, memory, open
+files and start time of the process.
+"""
 _USUAL_POLICY = """
 targetRef mode rule sessionHeader debugHeader load.maxWaiting load.whenSaturated lora. flow.mode flow.order
 flow.deadlineSeconds flow.ttl flow.objectives flow.models flow.tenantHeader
@@ -98,10 +105,21 @@ def _page(intro: str, struct: type[Strict], *, usual: str) -> str:
     return "\n".join([intro, *head, *first, *rest]) + "\n"
 
 
+def metrics_page() -> str:
+    lines = [_METRICS_INTRO]
+    for group in GROUPS:
+        lines += [f"## {group.title}\n", "| name | type | labels | meaning |", "| --- | --- | --- | --- |"]
+        for _, m in group.metrics():
+            labels = ", ".join(f"`{label}`" for label in m.labels) or "-"
+            lines.append(f"| `{m.name}` | {m.kind} | {labels} | {m.help} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "config": lambda: _page(_CONFIG_INTRO, Config, usual=_USUAL_CONFIG),
     "policy": lambda: _page(_POLICY_INTRO, PolicySpec, usual=_USUAL_POLICY),
-    "metrics": metrics_reference,
+    "metrics": metrics_page,
     "crd": crd_yaml,
 }
 """The text of each page, by its name on the command line."""

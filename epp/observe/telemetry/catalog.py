@@ -1,5 +1,5 @@
 """Lists the classes that declare metrics (`base.metric`), says where their objects are, and makes the
-reference page and the families for Prometheus of them.
+families for Prometheus of them.
 
 To add a metric, add a field to one of these classes, declared as `base.metric` says, and a line that fills
 the field in.
@@ -92,30 +92,6 @@ GROUPS: Final = (
 )
 
 METRICS: Final[tuple[Metric, ...]] = tuple(metric for group in GROUPS for _, metric in group.metrics())
-_INTRO: Final = """\
-# Metrics
-
-The picker serves these metrics at `/metrics` on the admin address, in the text format of Prometheus. Each
-worker process has a page of its own. Each page also has the metrics `process_*`: CPU seconds, memory, open
-files and start time of the process.
-"""
-
-
-def metrics_reference() -> str:
-    """Return the metrics reference page."""
-    sections = (_section(group.title, (metric for _, metric in group.metrics())) for group in GROUPS)
-    return "\n".join([_INTRO, *(line for section in sections for line in section)])
-
-
-def _section(title: str, metrics: Iterable[Metric]) -> list[str]:
-    rows = [
-        f"| `{m.name}` | {m.kind} | {', '.join(f'`{label}`' for label in m.labels) or '-'} | {m.help} |"
-        for m in metrics
-    ]
-    return [f"## {title}\n", "| name | type | labels | meaning |", "| --- | --- | --- | --- |", *rows, ""]
-
-
-# -- the page ------------------------------------------------------------------------------------------------
 
 
 def families(

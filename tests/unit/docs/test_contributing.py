@@ -102,13 +102,13 @@ TRIALS: dict[str, tuple[list[Edit], int, str]] = {
             "import epp.serve.state_report\n"
             "from epp.observe.telemetry.decisions import DecisionRing\n"
             "from epp.observe.telemetry.metrics import Metrics\n"
-            "from epp.observe.telemetry.catalog import metrics_reference\n"
+            "from tests.reference.pages import metrics_page\n"
             "from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus\n"
             "status = PickerStatus(endpoints=(EndpointStatus(name='a', address='h:1', slots=7),))\n"
             "metrics = Metrics(decisions=DecisionRing(maxlen=1), state=lambda: status)\n"
             "page = b''.join(metrics.pieces()).decode()\n"
             "assert 'epp_endpoint_slots{endpoint=\"a\"} 7.0' in page, page\n"
-            "assert '| `epp_endpoint_slots` | gauge | `endpoint` | Slots for adapters. |' in metrics_reference()\n"
+            "assert '| `epp_endpoint_slots` | gauge | `endpoint` | Slots for adapters. |' in metrics_page()\n"
         ),
     ),
     "a field of the policy": (

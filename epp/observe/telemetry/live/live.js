@@ -157,8 +157,8 @@ function change(value, show, what, words = ["more", "fewer"]) {
 
 function wouldChange(tried) {
   const counted = tried.picks - tried.refused;
-  if (!counted || !tried.prompt) return "What it would have changed is not known yet.";
-  return `It would have found ${percent((tried.cached + tried.more_cached) / tried.prompt)} of the prompt tokens cached in place of ${percent(tried.cached / tried.prompt)}, `
+  if (!counted || !tried.prompt_tokens) return "What it would have changed is not known yet.";
+  return `It would have found ${percent((tried.cached_tokens + tried.more_cached_tokens) / tried.prompt_tokens)} of the prompt tokens cached in place of ${percent(tried.cached_tokens / tried.prompt_tokens)}, `
     + `and the first token would have come ${change(tried.more_s / counted, seconds, "", ["later", "sooner"])} on average`
     + (tried.refused ? `; it would have refused ${whole(tried.refused)} requests. ` : ". ")
     + "Each pick is compared by itself, on the caches as they are now: epp replay tells what follows from many.";
