@@ -271,7 +271,7 @@ def invitation(fleet: Fleet, *, rule: str, request_id: str) -> str:
     admin = fleet.admin_url
     places = [
         ("gateway", f"{fleet.envoy.url}  (OpenAI API; routes by {rule})"),
-        ("live page", f"{admin}/  (servers, hot prefixes, queue, current requests)"),
+        ("live page", f"{admin}/  (servers, missed tokens, queue, current requests)"),
         ("one decision", f"{admin}/decisions/{request_id or '<x-request-id of an answer>'}"),
         ("metrics", f"{admin}/metrics"),
         (

@@ -152,7 +152,6 @@ class App:
             state=self._status,
             decisions=self._decisions,
             explain=self._explaining.account,
-            prefixes=self._explaining.hot_prefixes,
             dry_run=lambda: dry_run_of(self._picker),
             problems=self._problems,
         )

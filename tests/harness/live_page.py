@@ -1,5 +1,5 @@
 """An admin address with a made-up picker: any number of endpoints, requests of every outcome, an account of
-misses, hot prefixes.
+misses.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ def a_board(
     state: Callable[[], PickerStatus],
     *,
     explain: Callable[[float], dict[str, Any]] = lambda _: {"requests": 0, "causes": []},
-    prefixes: Callable[[], list[dict[str, Any]]] = list,
     dry_run: Callable[[], dict[str, Any] | None] = lambda: None,
 ) -> Board:
-    return Board(state=state, decisions=ring, explain=explain, prefixes=prefixes, dry_run=dry_run)
+    return Board(state=state, decisions=ring, explain=explain, dry_run=dry_run)
 
 
 def an_admin(
@@ -169,26 +168,6 @@ def _explained(_: float) -> dict[str, Any]:
     return {"requests": 1842, "prompt_tokens": 3_000_000, "matched_tokens": 2_000_000, "hit_ratio": 0.667, "causes": sorted(causes, key=lambda c: -float(str(c["tokens"])))}  # fmt: skip
 
 
-def _hot(count: int) -> list[dict[str, Any]]:
-    rng = random.Random(1)
-    names = [f"vllm-{k}" for k in range(min(count, 40))]
-    found = []
-    for rank in range(12):
-        holders = sorted(rng.sample(names, min(len(names), 1 + rng.randrange(3))))
-        sent = {name: round(60 / (rank + 1) / len(holders), 1) for name in holders}
-        found.append(
-            {
-                "prefix": f"{rng.getrandbits(32):08x}",
-                "requests": sum(sent.values()),
-                "hit_ratio": 0.9 - 0.05 * rank,
-                "copies": len(holders),
-                "holders": holders,
-                "sent": sent,
-            }
-        )
-    return found
-
-
 @asynccontextmanager
 async def live_page(count: int) -> AsyncIterator[Scene]:
     ring = DecisionRing(maxlen=1000)
@@ -205,7 +184,6 @@ async def live_page(count: int) -> AsyncIterator[Scene]:
         ring,
         lambda: scene.status,
         explain=_explained,
-        prefixes=lambda: _hot(count),
         dry_run=lambda: {
             "policy": "tried",
             "rule": "affinity",

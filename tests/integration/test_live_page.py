@@ -31,7 +31,7 @@ async def rows(chrome: Browser) -> list[str]:
 LOADED = "document.querySelectorAll('#t-endpoints tbody tr').length"
 
 
-async def test_person_sees_endpoints_misses_prefixes_queue_dry_run_and_requests(chrome: Browser) -> None:
+async def test_a_person_sees_endpoints_misses_queue_dry_run_and_requests(chrome: Browser) -> None:
     async with live_page(4) as scene:
         await chrome.open(scene.url)
         await chrome.until(LOADED)
@@ -49,8 +49,6 @@ async def test_person_sees_endpoints_misses_prefixes_queue_dry_run_and_requests(
         explained = await chrome.seen("#explain")
         assert explained.index("never seen before") < explained.index("evicted before the prefix came again")
         assert "vllm-1 (98 % full)" in explained
-        assert await chrome.value("document.querySelectorAll('#map tbody tr').length") == 12
-        assert await chrome.value("document.querySelectorAll('#map td.held').length") >= 12
         assert "priority 0: 7, priority 10: 2" in await chrome.seen("#queue")
         assert "batch, priority 0: 7 requests, 9,000 tokens" in await chrome.seen("#queue")
         dry = await chrome.seen("#dry")

@@ -21,8 +21,6 @@ _PORTIONS: Final = 8
 """Most portions in one look."""
 _MOST_SERVERS: Final = 10
 """Most servers that are named for each cause."""
-_HOTTEST: Final = 12
-_MOST_HOLDERS: Final = 64
 _PERCENT_DIGITS: Final = 4
 
 
@@ -53,27 +51,6 @@ class Explaining:
             "chunks_followed": f"1 in {misses.seen.one_in}",
             "requests_skipped": misses.skipped,
         }
-
-    def hot_prefixes(self) -> list[dict[str, Any]]:
-        """Return the hottest beginnings of prompts: which servers hold these beginnings, by the
-        prefix table, and which servers got requests with them in the last minutes.
-        """
-        table = self._picker.table
-        found = []
-        for group in self._misses.heat.hottest(_HOTTEST):
-            held = table.match(group.chain)
-            whole = sorted(name for name, chunks in held.items() if chunks == len(group.chain))
-            found.append(
-                {
-                    "prefix": f"{group.chain[-1]:016x}"[:8],
-                    "requests": round(group.requests, 1),
-                    "hit_ratio": _ratio(group.matched_tokens, group.prompt_tokens),
-                    "copies": len(whole),
-                    "holders": whole[:_MOST_HOLDERS],
-                    "sent": {name: round(count, 1) for name, count in group.sent.items()},
-                }
-            )
-        return found
 
     def _cause(self, part: Missed, missed: float, prompt_tokens: float) -> dict[str, Any]:
         servers = []

@@ -15,7 +15,7 @@ from epp.base.types import EndpointName
 from epp.config.policy import PolicySpec
 from epp.observe.misses import accounts as causes
 from epp.observe.misses.accounts import Accounts, Bucket, Cause
-from epp.observe.misses.seen import Heat, Seen, SentPrompt
+from epp.observe.misses.seen import Seen, SentPrompt
 from epp.picker.events import Pick, PickerEvent, Proved
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.table import ChunkSchedule
@@ -34,7 +34,6 @@ class Misses:
         self._waiting_steps = 0
         self.accounts = Accounts()
         self.seen = Seen()
-        self.heat = Heat()
         self.skipped = 0
         """Requests that were skipped because too many waited, or too long ones."""
 
@@ -59,7 +58,6 @@ class Misses:
 
     def check_integrity(self) -> None:
         self.seen.check_integrity()
-        self.heat.check_integrity()
         waiting = sum(_steps(request) for _, request in self._waiting)
         assert waiting == self._waiting_steps <= _MOST_WAITING_STEPS
 
@@ -72,13 +70,6 @@ class Misses:
             f"{decision.policy} ({decision.rule})",
             prompt_tokens=decision.prompt_tokens,
             matched_tokens=decision.matched_tokens,
-        )
-        self.heat.note(
-            chain,
-            request.state.endpoint.name,
-            prompt_tokens=decision.prompt_tokens,
-            matched_tokens=decision.matched_tokens,
-            now=proved.at,
         )
         missed = decision.prompt_tokens - decision.matched_tokens
         if not isinstance(decision.candidates, ShownCandidates) or decision.unread:

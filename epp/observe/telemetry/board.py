@@ -44,7 +44,7 @@ COLUMNS: Final = (
 
 
 class Board:
-    """`explain`, `prefixes`, `dry_run`: other parts of the page."""
+    """`explain`, `dry_run`: other parts of the page."""
 
     def __init__(
         self,
@@ -52,7 +52,6 @@ class Board:
         state: StatusSource,
         decisions: DecisionRing,
         explain: Callable[[float], dict[str, Any]],
-        prefixes: Callable[[], list[dict[str, Any]]],
         dry_run: Callable[[], dict[str, Any] | None],
         problems: Callable[[], list[str]] = list,
         clock: Callable[[], float] = time.monotonic,
@@ -60,7 +59,6 @@ class Board:
         self._state = state
         self._decisions = decisions
         self._explain = explain
-        self._prefixes = prefixes
         self._dry_run = dry_run
         self._problems = problems
         self._clock = clock
@@ -96,7 +94,6 @@ class Board:
             "refresh_s": _FRESH_S if len(status.endpoints) <= _SMALL_FLEET else _FRESH_LARGE_S,
             "columns": COLUMNS,
             "endpoints": [self._row(e, oldest.get(e.name)) for e in status.endpoints],
-            "prefixes": self._prefixes(),
             "queue": _queue(status),
             "requests": [_shown(record) for record in self._decisions.last(_SHOWN_DECISIONS)],
             "dry_run": self._dry_run(),

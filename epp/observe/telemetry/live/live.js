@@ -3,7 +3,6 @@
 "use strict";
 const SVG = "http://www.w3.org/2000/svg";
 const MOST_ROWS = 100;
-const MOST_COLUMNS = 24;
 const PARTS = ["backlog", "prefill", "stall", "lora", "failing"];
 const byId = (id) => document.getElementById(id);
 
@@ -96,25 +95,6 @@ function endpoints(rows) {
     el("td", {}, bar(row.kv, percent(row.kv))),
     el("td", {}, bar(row.mirror, percent(row.mirror))),
     el("td", {}, bar(row.predicted, `${percent(row.predicted)}, ${percent(row.actual)}`, row.actual)))));
-}
-
-function map(found, rows) {
-  const used = new Map();
-  for (const group of found.prefixes) for (const [name, count] of Object.entries(group.sent)) used.set(name, (used.get(name) || 0) + count);
-  const names = rows.map((row) => row.name).sort((a, b) => (used.get(b) || 0) - (used.get(a) || 0)).slice(0, MOST_COLUMNS)
-    .sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
-  const table = byId("map");
-  if (!found.prefixes.length) { table.tHead.replaceChildren(); table.tBodies[0].replaceChildren(el("tr", {}, el("td", {}, "No prompts yet."))); return; }
-  table.tHead.replaceChildren(el("tr", {}, ...["prefix", "requests", "hit rate", "copies"].map((head, n) => el("th", { scope: "col", class: n ? "n" : "" }, head)),
-    ...names.map((name) => el("th", { scope: "col", class: "end", title: name }, name))));
-  table.tBodies[0].replaceChildren(...found.prefixes.map((group) => el("tr", {}, el("th", { scope: "row" }, group.prefix),
-    el("td", { class: "n" }, whole(group.requests)), el("td", { class: "n" }, percent(group.hit_ratio)), el("td", { class: "n" }, `${group.copies}`),
-    ...names.map((name) => {
-      const held = group.holders.includes(name);
-      const cell = el("td", { class: held ? "cell held" : "cell" }, group.sent[name] ? whole(group.sent[name]) : "");
-      cell.setAttribute("aria-label", `${name} ${held ? "holds it" : "does not hold it"}, ${whole(group.sent[name] || 0)} requests`);
-      return cell;
-    }))));
 }
 
 function explain(account) {
@@ -239,7 +219,7 @@ async function one() {
 
 function show() {
   const rows = rowsOf(state);
-  tiles(state, rows); endpoints(rows); map(state, rows); explain(state.explain); queue(state); dryRun(state); requests(state);
+  tiles(state, rows); endpoints(rows); explain(state.explain); queue(state); dryRun(state); requests(state);
 }
 
 async function look() {

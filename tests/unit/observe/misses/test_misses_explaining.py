@@ -1,4 +1,4 @@
-"""What people see of the misses: the causes by size, and the hottest beginnings of prompts."""
+"""What people see of the misses: the causes by size."""
 
 from __future__ import annotations
 
@@ -67,21 +67,6 @@ async def test_a_server_that_left_is_named_without_the_share_of_its_cache() -> N
     told = explaining.account(1e12)
     (gone,) = told["causes"][0]["servers"] or told["causes"][1]["servers"]
     assert gone == server | {"full": None}
-
-
-async def test_a_hot_prefix_names_its_holders_and_the_servers_of_its_requests() -> None:
-    picker = a_picker(PolicySpec(), on=endpoints("ab"))
-    explaining = Explaining(picker)
-    homes = {served(picker, text("often", 8192), now=float(n)) for n in range(3)}
-    served(picker, text("once", 8192), now=4.0)
-    await explained(picker, explaining, requests=4)
-    often, once = explaining.hot_prefixes()
-    (home,) = homes
-    assert (often["requests"], often["copies"], often["holders"]) == (3.0, 1, [home])
-    assert often["sent"] == {home: 3.0}
-    assert often["hit_ratio"] > 0.6
-    assert once["hit_ratio"] == 0.0
-    assert len(once["prefix"]) == 8
 
 
 async def test_the_account_is_split_by_policy() -> None:

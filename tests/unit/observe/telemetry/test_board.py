@@ -30,7 +30,6 @@ class BoardPage:
         self.asked = 0
         parts: dict[str, Any] = {
             "explain": lambda _: {"requests": 0},
-            "prefixes": list,
             "dry_run": lambda: None,
         }
         self.board = Board(state=self._state, decisions=self.ring, clock=self.clock, **(parts | more))
