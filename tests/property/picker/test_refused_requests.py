@@ -243,7 +243,6 @@ def beliefs(picker: Picker, misses: Misses, *, now: float) -> Iterator[tuple[str
     for part in (
         misses.accounts,
         misses.seen,
-        misses.heat,
         demand_of(picker),
         picker.caches.token_estimate("m"),
     ):
