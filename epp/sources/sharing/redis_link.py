@@ -29,6 +29,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
+from redis.driver_info import DriverInfo
 
 from epp.config.sharing import Redis
 from epp.sources.sharing.batches import LinkError, Received
@@ -49,6 +50,8 @@ _KEEP_MS: Final = 3_600_000
 _RENEW_S: Final = 60.0
 """How often a picker that sends sets this time again."""
 _START: Final = b"0-0"
+_DRIVER: Final = DriverInfo()
+"""What a client tells Redis of its library. Made once, since each one reads a file for redis-py's version."""
 _MOST_VALUE_BYTES: Final = 2**20
 """Largest reply that is no list."""
 _MOST_LIST_BYTES: Final = 64 * 2**20
@@ -84,11 +87,13 @@ class _BoundedParser(_AsyncRESP2Parser):
         return value
 
 
+_NO_NODE: Final = exceptions.RedisClusterException
+"""No node of a cluster answers. redis-py derives it from no other error of its own."""
 _REASONS: Final = (
     (exceptions.OutOfMemoryError, "full"),
     ((exceptions.AuthenticationError, exceptions.NoPermissionError), "auth"),
     ((TimeoutError, exceptions.TimeoutError, exceptions.BusyLoadingError), "timeout"),
-    ((exceptions.ConnectionError, exceptions.ClusterError, OSError), "connection"),
+    ((exceptions.ConnectionError, exceptions.ClusterError, _NO_NODE, OSError), "connection"),
 )
 """Reasons of errors. The first that fits counts, since some of these classes derive from others."""
 
@@ -242,7 +247,7 @@ class RedisLink:
                 self._client = client
             async with asyncio.timeout(_TIMEOUT_S):
                 return await command(client)
-        except (exceptions.RedisError, OSError, ValueError) as error:
+        except (exceptions.RedisError, _NO_NODE, OSError, ValueError) as error:
             self._unsure = True
             if client is self._client:
                 await self.close()
@@ -275,6 +280,7 @@ def _connect(settings: Redis) -> Clients:
         "socket_connect_timeout": _TIMEOUT_S,
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
+        "driver_info": _DRIVER,
         "credential_provider": _credentials(settings.username, settings.password_file),
     }
     tls = _tls(settings)

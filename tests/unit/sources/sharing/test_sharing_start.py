@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import random
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from epp.base.errors import ConfigError
 from epp.config.sharing import Redis, RedisTls, Sharing
 from epp.sources.keep import Sources
+from epp.sources.sharing.batches import LinkError
+from epp.sources.sharing.redis_link import RedisLink
 from epp.sources.sharing.service import SharingService, make, require
 from tests.unit.sources.sharing.pickers import Replica
 
@@ -70,3 +73,18 @@ def test_the_error_without_the_redis_extra_says_what_to_install(monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "epp.sources.sharing.redis_link", None)
     with pytest.raises(ConfigError, match=r"pip install 'prefix-gateway\[redis\]'"):
         require(Sharing(redis=Redis(url="redis://h")))
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster", "redis+sentinel"])
+async def test_an_unreachable_redis_is_one_error_and_costs_no_file_read(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(name: str) -> str:
+        pytest.fail(f"{name}'s version is read from its files")
+
+    monkeypatch.setattr(importlib.metadata, "version", read)
+    path = "/master" if scheme == "redis+sentinel" else ""
+    link = RedisLink(Redis(url=f"{scheme}://127.0.0.1:1{path}"))
+    with pytest.raises(LinkError) as failed:
+        await link.send(b"")
+    assert failed.value.reason == "connection"
