@@ -167,48 +167,6 @@ headers_of(PyObject *Py_UNUSED(self), PyObject *args)
     return found;
 }
 
-/* Adds the field. Returns 1, or 0 if its tag came before, or -1 if an exception is set. */
-static int
-add_field(PyObject *found, byte tag, const byte *begin, const byte *end)
-{
-    int added = -1;
-    PyObject *key = PyLong_FromLong(tag), *value = PyBytes_FromStringAndSize((const char *)begin, end - begin);
-    if (key != NULL && value != NULL) {
-        int there = PyDict_Contains(found, key);
-        if (there == 0)
-            added = PyDict_SetItem(found, key, value) < 0 ? -1 : 1;
-        else if (there > 0)
-            added = 0;
-    }
-    Py_XDECREF(key);
-    Py_XDECREF(value);
-    return added;
-}
-
-static PyObject *
-fields_of(PyObject *Py_UNUSED(self), PyObject *data)
-{
-    Py_buffer view;
-    if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0)
-        return NULL;
-    const byte *start = view.buf;
-    Span rest = {start, start + view.len}, content;
-    PyObject *found = PyDict_New();
-    int added = found == NULL ? -1 : 1;
-    while (added > 0 && rest.at < rest.end) {
-        const byte *begin = rest.at;
-        byte tag = *rest.at++;
-        added = tag < 0x80 && (tag & 7) == 2 && take_sized(&rest, &content) ? add_field(found, tag, begin, rest.at) : 0;
-    }
-    PyBuffer_Release(&view);
-    if (added > 0)
-        return found;
-    Py_XDECREF(found);
-    if (added < 0)
-        return NULL;
-    Py_RETURN_NONE;
-}
-
 /* Finds the body in a message whose first field holds a body. Returns the end-of-stream flag, or -1 if the field is
  * not as data planes send it. `rest` becomes the bytes behind this field. */
 static int
@@ -369,7 +327,6 @@ echoes_in(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t count)
 
 static PyMethodDef methods[] = {
     {"headers_of", headers_of, METH_VARARGS, "Return the wanted headers of a message, whether the stream ends, and where the rest begins."},
-    {"fields_of", fields_of, METH_O, "The fields of a message, by tag."},
     {"body_of", body_of, METH_O, "Return where the body of a message begins and ends, whether the stream ends, and where the rest begins."},
     {"echo", echo, METH_VARARGS, "The answer by which a body goes on as it came."},
     {"echoes_in", (PyCFunction)(void (*)(void))echoes_in, METH_FASTCALL, "Return the echoes of all gRPC messages of a DATA frame, with gRPC's heads. None: some message wants another answer."},

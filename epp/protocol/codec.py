@@ -61,15 +61,10 @@ _REQUEST_HEADERS_TAG: Final = 0x12
 _RESPONSE_HEADERS_TAG: Final = 0x1A
 _REQUEST_BODY_TAG: Final = 0x22
 _RESPONSE_BODY_TAG: Final = 0x2A
-_METADATA_TAG: Final = 0x42
-_ATTRIBUTES_TAG: Final = 0x4A
-_CONFIG_TAG: Final = 0x5A
-_AROUND: Final = frozenset((_METADATA_TAG, _ATTRIBUTES_TAG, _CONFIG_TAG))
 
 _SHORTEST_ADDRESS: Final = len("[::]:1")
 _KEPT_BYTES: Final = 512
-"""Longer pieces are not cached: they hold more than an address or two, and may differ with every request."""
-
+"""What is longer beside a main part is not cached: it may differ with every request."""
 
 _LB_NAMESPACE: Final = "envoy.lb"
 _SERVED_KEY: Final = f"{DESTINATION}-served"
@@ -136,10 +131,7 @@ def _cut_body(data: bytes) -> RequestBody | ResponseBody | None:
     start, end, end_of_stream, at = found
     around = _around(data, at)
     if around is None:
-        message = _message(data[at:])  # `_around` has bounded it
-        if message.WhichOneof("request") is not None:
-            return None
-        around = _beside(message)
+        return None
     if data[0] == _REQUEST_BODY_TAG:
         return RequestBody(memoryview(data)[start:end], end_of_stream, around[2])
     return ResponseBody(data[start:end], end_of_stream, around[2])
@@ -150,7 +142,7 @@ def _cut_headers(
 ) -> RequestHeaders | ResponseHeaders | None:
     _require_bounded(len(data))
     found = _wire.headers_of(data, _readable(names))
-    around = _around(data, found[2], response=response) if found is not None else None
+    around = _around(data, found[2]) if found is not None else None
     if found is None or around is None:
         return None
     headers, end_of_stream, _ = found
@@ -160,38 +152,27 @@ def _cut_headers(
     return RequestHeaders(headers, end_of_stream, subset, modes)
 
 
-def _around(data: bytes, at: int, *, response: bool = False) -> Around | None:
-    """Return the parts around a main part, which ends at `at`. None: something else than the known fields
-    stands there, or a field twice. So nothing is decoded twice.
+def _around(data: bytes, at: int) -> Around | None:
+    """Return the parts around a main part, which ends at `at`. None: a second main part stands there, which
+    no data plane sends. A long one is refused, so that no long message is decoded twice.
     """
     rest = data[at:]
     if not rest:
         return _NOTHING_AROUND
-    if len(rest) <= _KEPT_BYTES and not response:
-        return _kept_fields(rest)
-    _require_bounded(len(rest))
-    return _fields(rest, response=response)
+    return _kept_around(rest) if len(rest) <= _KEPT_BYTES else _read_around(rest)
 
 
-def _fields(data: bytes, *, response: bool = False) -> Around | None:
-    """Return the parts from each field apart, because the metadata of a response hold the fallback list, and
-    a large fleet has very many such lists. If the attributes name the server, they are not read at all.
-    """
-    fields = _wire.fields_of(data)
-    if fields is None or not _AROUND.issuperset(fields):
-        return None
-    _, served, _, lost = _field(fields.get(_ATTRIBUTES_TAG, b""))
-    subset, modes = None, _field(fields.get(_CONFIG_TAG, b""))[2]
-    if served is None or not response:
-        subset, served, _, _ = _field(fields.get(_METADATA_TAG, b""))
-    return subset, served, modes, lost
+def _read_around(data: bytes) -> Around | None:
+    _require_bounded(len(data))
+    message = _message(data)
+    if message.WhichOneof("request") is None:
+        return _beside(message)
+    if len(data) > _KEPT_BYTES:
+        raise StreamProtocolError("too_many_fields")
+    return None
 
 
-_kept_fields = functools.lru_cache(maxsize=4096)(_fields)
-
-
-def _field(data: bytes) -> Around:
-    return _kept_field(data) if len(data) <= _KEPT_BYTES else _beside(_message(data))
+_kept_around = functools.lru_cache(maxsize=4096)(_read_around)
 
 
 @functools.lru_cache(maxsize=16)
@@ -238,11 +219,6 @@ def _beside(message: Any) -> Around:
         _modes(message.protocol_config) if message.HasField("protocol_config") else None,
         _lost(message),
     )
-
-
-@functools.lru_cache(maxsize=4096)
-def _kept_field(data: bytes, /) -> Around:
-    return _beside(_message(data))
 
 
 def _modes(config: Any) -> Modes:
