@@ -1,8 +1,7 @@
 """Makes the data of the live page, as JSON, at most every few seconds for any number of browsers.
 
-The JSON has columns instead of objects, since there may be a thousand endpoints, and a short history of each
-endpoint for its spark line. Everything is bounded: rows by the fleet, decisions by number. `admin` asks for
-the data, and `app` keeps `run` running.
+The JSON has a row for each endpoint, with a short history for its spark line. Everything is bounded: rows by
+the fleet, decisions by number. `admin` asks for the data, and `app` keeps `run` running.
 """
 
 from __future__ import annotations
@@ -12,14 +11,16 @@ import gzip
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Final
 
 import msgspec
 
-from epp.observe.telemetry.decisions import DecisionRing, Record, printable
+from epp.observe.telemetry.decisions import DecisionRing, facts, printable
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus, StatusSource
 from epp.picker.decision import Decision
+from epp.picker.flow.accounts import FlowStatus
 
 _SAMPLE_S: Final = 10.0
 _SAMPLES: Final = 30
@@ -37,10 +38,6 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 _Counters = tuple[float, float, float, float]
 """The backlog in seconds, and the tokens that were looked up, found and predicted so far."""
-
-COLUMNS: Final = (
-    *("name", "state", "why", "load", "waiting", "backlog_s", "kv", "mirror", "predicted", "actual", "spark"),
-)
 
 
 class Board:
@@ -92,31 +89,30 @@ class Board:
             "recent": _recent(self._decisions),
             "table_entries": status.table_entries,
             "refresh_s": _FRESH_S if len(status.endpoints) <= _SMALL_FLEET else _FRESH_LARGE_S,
-            "columns": COLUMNS,
             "endpoints": [self._row(e, oldest.get(e.name)) for e in status.endpoints],
-            "queue": _queue(status),
-            "requests": [_shown(record) for record in self._decisions.last(_SHOWN_DECISIONS)],
+            "queue": [_queue(flow) for flow in status.flow],
+            "requests": [facts(record) for record in self._decisions.last(_SHOWN_DECISIONS)],
             "dry_run": self._dry_run(),
             "explain": self._explain(_WINDOW_S),
         }
 
-    def _row(self, e: EndpointStatus, before: _Counters | None) -> tuple[Any, ...]:
+    def _row(self, e: EndpointStatus, before: _Counters | None) -> dict[str, Any]:
         backlog_s, queries, hits, predicted = _counters(e)
         _, queries_0, hits_0, predicted_0 = before or (0.0, queries, hits, predicted)
         asked = queries - queries_0
-        return (
-            e.name,
-            "ready" if e.ready else "out",
-            printable(e.left_out or e.scrape_error)[:_NAME_CHARS],
-            max(e.in_flight + e.peers_in_flight, (e.running or 0) + (e.waiting or 0)),
-            e.waiting,
-            round(backlog_s, 2),
-            _rounded(e.kv_usage),
-            _rounded(min(1.0, e.table_bytes / e.table_capacity_bytes) if e.table_capacity_bytes else None),
-            _rounded(min(1.0, max(0.0, (predicted - predicted_0) / asked)) if asked > 0 else None),
-            _rounded(min(1.0, max(0.0, (hits - hits_0) / asked)) if asked > 0 else None),
-            [round(sample[e.name][0], 1) for sample in self._history if e.name in sample],
-        )
+        return {
+            "name": e.name,
+            "state": "ready" if e.ready else "out",
+            "why": printable(e.left_out or e.scrape_error)[:_NAME_CHARS],
+            "load": max(e.in_flight + e.peers_in_flight, (e.running or 0) + (e.waiting or 0)),
+            "waiting": e.waiting,
+            "backlog_s": round(backlog_s, 2),
+            "kv": _share(e.kv_usage, 1.0),
+            "mirror": _share(e.table_bytes, e.table_capacity_bytes),
+            "predicted": _share(predicted - predicted_0, asked),
+            "actual": _share(hits - hits_0, asked),
+            "spark": [round(sample[e.name][0], 1) for sample in self._history if e.name in sample],
+        }
 
 
 def _problems(status: PickerStatus) -> Iterator[str]:
@@ -153,49 +149,16 @@ def _counters(e: EndpointStatus) -> _Counters:
     return backlog_s, e.prefix_queries_tokens or 0.0, e.prefix_hits_tokens or 0.0, float(e.predicted_tokens)
 
 
-def _queue(status: PickerStatus) -> list[dict[str, Any]]:
-    return [
-        {
-            "model": flow.model,
-            "oldest_s": round(flow.oldest_s, 2),
-            "priorities": {str(priority): count for priority, count in flow.requests.items()},
-            "tenants": [
-                {
-                    "tenant": printable(waiting.tenant)[:_NAME_CHARS],
-                    "priority": waiting.priority,
-                    "requests": waiting.requests,
-                    "tokens": waiting.tokens,
-                }
-                for waiting in flow.tenants[:_MOST_TENANTS]
-            ],
-        }
-        for flow in status.flow
-    ]
-
-
-def _shown(record: Record) -> dict[str, Any]:
-    shown: dict[str, Any] = {
-        "id": printable(record.request_id),
-        "at": round(record.at_unix_s, 3),
-        "reason": record.reason,
-        "outcome": record.outcome,
-        "status": record.status,
+def _queue(flow: FlowStatus) -> dict[str, Any]:
+    most = flow.tenants[:_MOST_TENANTS]
+    return {
+        "model": flow.model,
+        "oldest_s": round(flow.oldest_s, 2),
+        "priorities": {str(priority): count for priority, count in flow.requests.items()},
+        "tenants": [replace(each, tenant=printable(each.tenant)[:_NAME_CHARS]) for each in most],
     }
-    if isinstance(record, Decision):
-        tried = record.dry_run
-        shown |= {
-            "kind": record.kind,
-            "model": printable(record.model)[:_NAME_CHARS],
-            "chosen": record.served_by or record.chosen,
-            "prompt": record.prompt_tokens,
-            "matched": record.matched_tokens,
-            "ttft_s": record.ttft_s,
-            "would": None if tried is None or tried.agrees else tried.chosen or "(refuse)",
-            "would_cached": 0 if tried is None else tried.more_cached_tokens,
-            "would_s": 0.0 if tried is None else tried.more_s,
-        }
-    return shown
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
+def _share(part: float | None, whole: float) -> float | None:
+    """Return a number from 0 to 1. None: it is not known."""
+    return round(min(1.0, max(0.0, part / whole)), 3) if part is not None and whole > 0 else None

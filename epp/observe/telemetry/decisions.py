@@ -55,14 +55,15 @@ def as_json(record: Record) -> dict[str, Any]:
     """Return the record as JSON values. Addresses are `ip:port`, and text that is not valid UTF-8 is
     replaced.
     """
-    shown: dict[str, Any] = _shown(record)
+    shown: dict[str, Any] = facts(record)
     if isinstance(record, Decision):
-        shown["candidates"] = [_shown(candidate) for candidate in record.candidates]
+        shown["candidates"] = [facts(candidate) for candidate in record.candidates]
         shown["destinations"] = [str(address) for address in record.destinations]
     return shown
 
 
-def _shown(record: Struct) -> dict[str, Any]:
+def facts(record: Struct) -> dict[str, Any]:
+    """Return the fields of a record or a candidate, without its candidates and destinations."""
     fields: dict[str, Any] = {
         name: getattr(record, name)
         for name in record.__struct_fields__

@@ -52,10 +52,6 @@ let state = null;
 let paused = false;
 const known = new Map();
 
-function rowsOf(found) {
-  return found.endpoints.map((row) => Object.fromEntries(found.columns.map((name, n) => [name, row[n]])));
-}
-
 function tiles(found, rows) {
   const ready = rows.filter((row) => row.state === "ready").length;
   const sum = (name) => rows.reduce((total, row) => total + (row[name] || 0), 0);
@@ -120,14 +116,14 @@ function queue(found) {
 function dryRun(found) {
   const tried = found.dry_run;
   if (!tried) { byId("dry").replaceChildren(el("p", { class: "soft" }, "No policy is tried. Set spec.mode: DryRun in one to see here what it would do.")); return; }
-  const moved = found.requests.filter((request) => request.would);
+  const moved = found.requests.filter((request) => request.dry_run && !request.dry_run.agrees);
   byId("dry").replaceChildren(
     el("p", {}, el("b", {}, tried.policy), ` (${tried.rule}) agrees with ${whole(tried.agreed)} of ${whole(tried.picks)} picks, ${percent(tried.picks ? tried.agreed / tried.picks : null)}`),
     bar(tried.picks ? tried.agreed / tried.picks : 0, ""),
     el("p", {}, wouldChange(tried)),
     el("p", {}, moved.length ? `Of the requests below it would have sent ${moved.length} elsewhere:` : "It would have sent none of the requests below elsewhere."),
-    el("ul", {}, ...moved.slice(0, 5).map((request) => el("li", {}, `${request.id.slice(0, 12)}: ${request.chosen} → ${request.would}`
-      + (request.would === "(refuse)" ? "" : `, ${change(request.would_cached, whole, "cached tokens")}, ${change(request.would_s, seconds, "", ["later", "sooner"])}`)))));
+    el("ul", {}, ...moved.slice(0, 5).map((request) => el("li", {}, `${request.request_id.slice(0, 12)}: ${request.served_by || request.chosen} → ${request.dry_run.chosen || "(refuse)"}`
+      + (request.dry_run.chosen ? `, ${change(request.dry_run.more_cached_tokens, whole, "cached tokens")}, ${change(request.dry_run.more_s, seconds, "", ["later", "sooner"])}` : "")))));
 }
 
 function change(value, show, what, words = ["more", "fewer"]) {
@@ -161,13 +157,13 @@ function candidates(decision) {
 
 async function open(details, request) {
   const box = details.querySelector(".parts");
-  if (known.has(request.id)) { box.replaceChildren(...candidates(known.get(request.id))); return; }
+  if (known.has(request.request_id)) { box.replaceChildren(...candidates(known.get(request.request_id))); return; }
   box.textContent = "Loading.";
   try {
-    const answer = await fetch(`decisions/${encodeURIComponent(request.id)}`);
+    const answer = await fetch(`decisions/${encodeURIComponent(request.request_id)}`);
     const decision = await answer.json();
     if (!decision.candidates || !decision.candidates.length) { box.textContent = decision.message || decision.error || "Nobody was scored for this request."; return; }
-    known.set(request.id, decision);
+    known.set(request.request_id, decision);
     if (known.size > 100) known.delete(known.keys().next().value);
     box.replaceChildren(...candidates(decision));
   } catch { box.textContent = "The picker does not answer."; }
@@ -178,22 +174,22 @@ function requests(found) {
   const had = new Map([...list.children].map((item) => [item.dataset.key, item]));
   const groups = new Map();
   for (const request of found.requests) {
-    const key = JSON.stringify([request.model || request.kind, request.chosen, request.outcome, request.status, request.reason]);
+    const key = JSON.stringify([request.model || request.kind, request.served_by || request.chosen, request.outcome, request.status, request.reason]);
     groups.set(key, [...(groups.get(key) || []), request]);
   }
   list.replaceChildren(...[...groups].map(([key, [request, ...others]]) => {
     const item = had.get(key) || el("li", {}, el("details", {}, el("summary", {}), el("div", { class: "parts" }), el("p", { class: "again soft" })));
     if (!item.dataset.key) { item.dataset.key = key; item.firstChild.addEventListener("toggle", () => { if (item.firstChild.open) open(item.firstChild, request); }); }
     const failed = request.status >= 400 || request.outcome === "failed" || request.outcome === "refused";
-    const hit = request.prompt ? `${whole(request.matched)} of ${whole(request.prompt)} cached` : "";
-    const what = request.chosen ? `${request.model || request.kind} → ${request.chosen}` : request.id;
+    const hit = request.prompt_tokens ? `${whole(request.matched_tokens)} of ${whole(request.prompt_tokens)} cached` : "";
+    const what = request.chosen ? `${request.model || request.kind} → ${request.served_by || request.chosen}` : request.request_id;
     item.querySelector("summary").replaceChildren(
-      el("span", { class: "soft" }, clock(request.at)),
-      el("span", { title: request.id }, others.length ? `${what} (${1 + others.length} requests)` : what),
+      el("span", { class: "soft" }, clock(request.at_unix_s)),
+      el("span", { title: request.request_id }, others.length ? `${what} (${1 + others.length} requests)` : what),
       el("span", { class: failed ? "bad" : "" }, request.outcome || "in flight", request.status ? ` ${request.status}` : ""),
       el("span", {}, request.reason), el("span", {}, hit), el("span", { class: "n" }, request.ttft_s ? seconds(request.ttft_s) : ""));
     item.querySelector(".again").replaceChildren("Each alone: ", ...[request, ...others].flatMap((each) => [
-      el("a", { href: `#${encodeURIComponent(each.id)}` }, clock(each.at)), " "]));
+      el("a", { href: `#${encodeURIComponent(each.request_id)}` }, clock(each.at_unix_s)), " "]));
     return item;
   }));
   if (!found.requests.length) list.append(el("li", { class: "soft" }, "No requests yet."));
@@ -218,8 +214,7 @@ async function one() {
 }
 
 function show() {
-  const rows = rowsOf(state);
-  tiles(state, rows); endpoints(rows); explain(state.explain); queue(state); dryRun(state); requests(state);
+  tiles(state, state.endpoints); endpoints(state.endpoints); explain(state.explain); queue(state); dryRun(state); requests(state);
 }
 
 async function look() {
@@ -239,8 +234,8 @@ async function look() {
   setTimeout(look, 1000 * (state ? state.refresh_s : 2));
 }
 
-byId("filter").addEventListener("input", () => state && endpoints(rowsOf(state)));
-byId("order").addEventListener("change", () => state && endpoints(rowsOf(state)));
+byId("filter").addEventListener("input", () => state && endpoints(state.endpoints));
+byId("order").addEventListener("change", () => state && endpoints(state.endpoints));
 byId("pause").addEventListener("click", () => { paused = !paused; byId("pause").textContent = paused ? "Go on" : "Pause"; byId("pause").setAttribute("aria-pressed", `${paused}`); });
 document.addEventListener("visibilitychange", () => { if (!document.hidden && state) show(); });
 window.addEventListener("hashchange", one);

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from epp.base.types import EndpointName
-from epp.observe.telemetry.board import COLUMNS, Board
+from epp.observe.telemetry.board import Board
 from epp.observe.telemetry.decisions import DecisionRing, RefusalRecord
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.picker.flow.accounts import FlowStatus, WaitingTenant
@@ -40,7 +40,8 @@ class BoardPage:
 
     def row(self) -> dict[str, Any]:
         (row,) = self.board.own()["endpoints"]
-        return dict(zip(COLUMNS, row, strict=True))
+        found: dict[str, Any] = row
+        return found
 
 
 def test_a_row_has_the_load_from_all_pickers() -> None:
@@ -124,10 +125,11 @@ def test_requests_and_waiting_tenants_are_shown_in_bounded_text() -> None:
     page.status = replace(page.status, flow=[flow])
     own = page.board.own()
     refused, routed = own["requests"]
-    assert (refused["id"], refused["status"], "model" in refused) == ("r2", 503, False)
-    assert (routed["id"], len(routed["model"]), routed["matched"]) == ("r1", 80, 600)
+    assert (refused["request_id"], refused["status"], "model" in refused) == ("r2", 503, False)
+    assert (routed["request_id"], len(routed["model"]), routed["matched_tokens"]) == ("r1", 512, 600)
+    assert "candidates" not in routed, "a click asks for them"
     (queue,) = own["queue"]
-    assert (queue["priorities"], len(queue["tenants"]), len(queue["tenants"][0]["tenant"])) == (
+    assert (queue["priorities"], len(queue["tenants"]), len(queue["tenants"][0].tenant)) == (
         {"1": 40},
         10,
         80,
