@@ -15,7 +15,7 @@ from epp.config.policy import PolicySpec
 from epp.picker.events import Pick
 from epp.picker.gate import NO_CLAIM, Gate
 from epp.picker.picker import Picker
-from tests.unit.picker.picker_questions import A, B, C, D, a_picker, ask, endpoints, serve, text
+from tests.unit.picker.picker_questions import a_picker, ask, endpoints, serve, text
 
 
 def rename(picker: Picker, server: str, model: str, *, now: float) -> None:
@@ -25,16 +25,6 @@ def rename(picker: Picker, server: str, model: str, *, now: float) -> None:
 def blocks() -> int:
     gc.collect()
     return sys.getallocatedblocks()
-
-
-def test_endpoint_leaves_after_failed_scrapes_and_returns_with_a_good_one() -> None:
-    picker = a_picker(on=endpoints("ab"))
-    for second in range(3):
-        assert len(picker.pick(ask(), now=float(second)).destinations) == 2
-        picker.observe(EndpointName("a"), None, now=float(second))
-    assert picker.pick(ask(), now=4.0).destinations == (B,)
-    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=5.0), now=5.0)
-    assert set(picker.pick(ask(), now=5.0).destinations) == {A, B}
 
 
 def test_names_on_a_page_stand_for_a_list_that_was_refused_before_it() -> None:
@@ -47,15 +37,6 @@ def test_names_on_a_page_stand_for_a_list_that_was_refused_before_it() -> None:
     picker.take_lists({name: None}, now=0.0)
     picker.observe(name, page, now=1.0)
     assert picker.fleet.models == {"m"}
-
-
-def test_when_all_scrapes_fail_all_endpoints_stay() -> None:
-    picker = a_picker()
-    for name in "abcd":
-        for _ in range(10):
-            picker.observe(EndpointName(name), None, now=1.0)
-    chosen = {picker.pick(ask(), now=2.0).destinations[0] for _ in range(60)}
-    assert chosen == {A, B, C, D}
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ load.
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from typing import get_args
 
@@ -14,7 +13,6 @@ from epp.base.errors import NoEndpointError, SaturatedError
 from epp.base.types import ApiKind, EndpointMetrics, EndpointName, ModelCard, ModelList
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import LoadSettings
-from epp.picker.decision import Question
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
@@ -37,17 +35,6 @@ from tests.unit.picker.picker_questions import (
 # -- prefixes ------------------------------------------------------------------------------------------------
 
 
-def test_a_repeated_prompt_goes_where_it_was_and_is_predicted_cached() -> None:
-    picker = a_picker()
-    first = serve(picker, ask(text("p")), now=1.0)
-    second = picker.pick(ask(text("p")), now=2.0)
-    assert second.destinations[0] == first.destinations[0]
-    assert second.decision.reason == "prefix"
-    assert second.decision.prompt_tokens == 2000
-    assert 2000 - 64 <= second.decision.matched_tokens < 2000  # at most one chunk of 256 bytes is missing
-    assert undone(picker, second.decision.chosen, now=2.0) == 2000 - second.decision.matched_tokens
-
-
 def test_predicted_cached_tokens_are_whole_blocks_and_never_whole_prompt() -> None:
     picker = a_picker(on=endpoints("a"))
     picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, block_size=16), now=0.5)
@@ -55,29 +42,6 @@ def test_predicted_cached_tokens_are_whole_blocks_and_never_whole_prompt() -> No
         picker, ask(text("p", 8192)), now=1.0
     )  # 2,048 tokens are 128 blocks. Only whole chunks and whole blocks count.
     assert picker.pick(ask(text("p", 8192)), now=2.0).decision.matched_tokens == 2032
-
-
-def test_a_shared_beginning_counts_as_far_as_it_is_shared() -> None:
-    picker = a_picker()
-    serve(picker, ask(text("system", 4096) + text("one", 4000)), now=1.0)
-    second = picker.pick(ask(text("system", 4096) + text("two", 4000)), now=2.0)
-    assert second.decision.matched_tokens == 1024
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (ask(text("p"), salt="one"), ask(text("p"), salt="two")),
-        (ask(text("p"), salt=""), ask(text("p"), salt="two")),
-        (ask(text("p"), model="x"), ask(text("p"), model="y")),
-        (ask(text("p"), model="m"), ask(text("p"), model="x")),
-    ],
-)
-def test_salts_models_and_adapters_never_share_a_prefix(first: Question, second: Question) -> None:
-    picker = a_picker(on=endpoints("abcd", model="m", adapters=["x", "y"]))
-    serve(picker, first, now=1.0)
-    assert picker.pick(second, now=2.0).decision.matched_tokens == 0
-    assert picker.pick(first, now=3.0).decision.matched_tokens > 1900
 
 
 def test_token_ids_count_four_bytes_to_a_token() -> None:
@@ -106,13 +70,6 @@ def test_a_call_that_computes_no_tokens_books_none() -> None:
     picker = a_picker(on=endpoints("a"))
     pick = picker.pick(ask(kind=ApiKind.QUERY, body_bytes=400_000), now=1.0)
     assert (pick.decision.prompt_tokens, undone(picker, "a", now=1.0)) == (0, 0)
-
-
-def test_the_choice_and_the_fallback_come_only_from_the_subset() -> None:
-    picker = a_picker()
-    for _ in range(30):
-        pick = picker.pick(ask(text("p"), subset=frozenset({B, C})), now=1.0)
-        assert set(pick.destinations) == {B, C}
 
 
 def test_a_models_only_server_that_is_down_is_a_503_not_another_model() -> None:
@@ -161,30 +118,6 @@ def test_a_policy_may_refuse_requests_when_all_endpoints_are_saturated(rule: Rul
     assert (caught.value.status, caught.value.retry_after_s) == (429, 7)
     assert in_flight(picker) == {}
     assert picker.table.entries == 0
-
-
-def test_saturation_is_forgotten_when_the_metrics_are_stale() -> None:
-    picker = a_picker(PolicySpec(load=LoadSettings(when_saturated="Reject")))
-    saturate(picker, now=1.0)
-    assert picker.pick(ask(text("p")), now=7.0).decision.reason == "load"
-
-
-def test_a_burst_of_one_prompt_is_spread_out_even_before_the_first_scrape() -> None:
-    picker = a_picker()
-    for _ in range(400):
-        picker.pick(ask(text("hot")), now=1.0)
-    loads = in_flight(picker)
-    assert set(loads) == set("abcd")
-    assert max(loads.values()) - min(loads.values()) < 40
-
-
-def test_different_prompts_are_spread_evenly_by_their_tokens() -> None:
-    picker = a_picker()
-    rng = random.Random(5)
-    for number in range(200):
-        picker.pick(ask(text(f"p{number}", rng.choice([4000, 8000, 12_000]))), now=1.0)
-    tokens = [undone(picker, n, now=1.0) for n in "abcd"]
-    assert max(tokens) < 1.3 * min(tokens)
 
 
 def test_a_server_without_numbers_gets_its_share_beside_vllm() -> None:

@@ -73,19 +73,6 @@ def test_the_shown_parts_sum_to_the_score(
     assert score_s == pytest.approx([sum(parts.values())])
 
 
-def test_the_cached_copy_wins_until_its_backlog_outweighs_it() -> None:
-    rule = rule_of("least-cost")
-    assert order(rule, [SeenEndpoint("cold"), SeenEndpoint("warm", cached=900, backlog=800.0)])[0] == "warm"
-    assert order(rule, [SeenEndpoint("cold"), SeenEndpoint("warm", cached=900, backlog=1000.0)])[0] == "cold"
-
-
-def test_a_faster_server_wins_at_equal_work() -> None:
-    assert order(rule_of("least-cost"), [SeenEndpoint("slow"), SeenEndpoint("fast", rate=2000.0)]) == [
-        "fast",
-        "slow",
-    ]
-
-
 def test_long_prompts_avoid_servers_whose_answers_they_would_stall() -> None:
     rule = rule_of("least-cost")
     seen = [SeenEndpoint("waits", backlog=3000.0), SeenEndpoint("writes", in_flight=10)]
@@ -203,43 +190,6 @@ def test_servers_with_queues_beyond_all_unreported_requests_are_not_drawn() -> N
 
 
 # -- adapters ------------------------------------------------------------------------------------------------
-
-
-def test_an_adapters_requests_stay_until_a_load_is_cheaper() -> None:
-    rule = rule_of("least-cost")
-
-    def first(backlog: float) -> str:
-        holder = SeenEndpoint("holder", has_adapter=True, backlog=backlog)
-        return order(rule, [holder, SeenEndpoint("other", free_slot=True)], adapter="x")[0]
-
-    assert first(450.0) == "holder"
-    assert first(550.0) == "other"
-
-
-def test_a_load_that_drops_another_adapter_counts_twice() -> None:
-    rule = rule_of("least-cost")
-    seen = [SeenEndpoint("free", free_slot=True, backlog=400.0), SeenEndpoint("full")]
-    assert order(rule, seen, adapter="x") == ["free", "full"]
-    seen[0].backlog = 600.0
-    assert order(rule, seen, adapter="x") == ["full", "free"]
-
-
-def test_base_model_requests_ignore_adapters() -> None:
-    seen = [
-        SeenEndpoint("a", has_adapter=True, backlog=10.0),
-        SeenEndpoint("b", free_slot=True, backlog=5.0),
-        SeenEndpoint("c"),
-    ]
-    assert order(rule_of("least-cost"), seen) == ["c", "b", "a"]
-
-
-def test_the_reason_is_prefix_lora_or_load() -> None:
-    def reason(*seen: SeenEndpoint, adapter: str = "") -> str:
-        return rule_of("least-cost").rank(weighed(seen, adapter=adapter)).reason
-
-    assert reason(SeenEndpoint("a", cached=500), SeenEndpoint("b")) == "prefix"
-    assert reason(SeenEndpoint("a", has_adapter=True), SeenEndpoint("b"), adapter="x") == "lora"
-    assert reason(SeenEndpoint("a"), SeenEndpoint("b", backlog=900.0)) == "load"
 
 
 def came(demand: Demand, prefix: int, *, now: float, most_s: float = 99.0) -> object:

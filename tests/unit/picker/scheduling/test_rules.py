@@ -112,13 +112,6 @@ def test_affinity_looks_for_adapter_then_free_slot_then_prefix() -> None:
     assert order(rule_of("affinity"), seen, adapter="x") == ["holder", "slot", "match"]
 
 
-def test_affinity_without_a_match_takes_the_least_load() -> None:
-    ranked = rule_of("affinity").rank(
-        weighed([SeenEndpoint("a", in_flight=2), SeenEndpoint("b", in_flight=1)])
-    )
-    assert (ranked.places, ranked.reason) == ([1, 0], "load")
-
-
 # -- round robin ---------------------------------------------------------------------------------------------
 
 

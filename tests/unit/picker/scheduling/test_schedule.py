@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.config.policy import PolicySpec, RuleName
-from epp.config.routing import Gain, LoadSettings
+from epp.config.routing import LoadSettings
 from epp.picker.scheduling.rules import RULES
 from epp.picker.scheduling.schedule import (
     MOST,
@@ -20,7 +20,6 @@ from epp.picker.scheduling.schedule import (
     Scheduler,
     fewest,
     over_limits,
-    uncached_tokens,
 )
 from tests.unit.picker.scheduling.snapshots import UNKNOWN, SeenEndpoint, request, snapshot
 
@@ -75,30 +74,9 @@ def test_endpoints_left_out_are_ordered_by_load() -> None:
     assert choice.places == [2, 1, 0]
 
 
-def test_if_all_are_over_a_threshold_the_pick_is_saturated() -> None:
-    choice = choose([SeenEndpoint("a", waiting=11, in_flight=1), SeenEndpoint("b", kv_usage=1.0)])
-    assert (choice.reason, choice.left_out) == ("saturated", {})
-    assert choice.places == [1, 0]
-
-
 def test_plain_rules_ignore_the_thresholds() -> None:
     choice = choose([SeenEndpoint("a", waiting=99), SeenEndpoint("b", in_flight=1)], rule="least-load")
     assert (choice.places, choice.reason, choice.left_out) == ([0, 1], "load", {})
-
-
-@pytest.mark.parametrize(
-    ("gain", "counts"),
-    [
-        (Gain(min_match_tokens=64), True),
-        (Gain(min_match_tokens=65), False),
-        (Gain(min_match_tokens=0, min_match_ratio=0.064), True),
-        (Gain(min_match_tokens=0, min_match_ratio=0.065), False),
-    ],
-)
-def test_matches_count_only_if_the_best_match_saves_enough(gain: Gain, *, counts: bool) -> None:
-    asked = request([SeenEndpoint("a", cached=64), SeenEndpoint("b", cached=16), SeenEndpoint("c")])
-    uncached = uncached_tokens(asked, gain).tolist()
-    assert uncached == ([936, 984, 1000] if counts else [1000, 1000, 1000])
 
 
 ENDPOINTS = st.lists(
