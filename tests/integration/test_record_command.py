@@ -6,6 +6,7 @@ import asyncio
 import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,16 +20,35 @@ from epp.observe.recording.tap import Tap
 from epp.picker.picker import Picker
 from epp.tools.replay.reading import read
 from tests.harness.live_page import an_admin
+from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
 from tests.unit.picker.picker_questions import a_picker, ask, serve, text
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A picker whose requests the command is recording."""
+
+    picker: Picker
+    counts: asyncio.Task[Counts]
+
+    def serve(self, *names: object) -> None:
+        for number, name in enumerate(names):
+            serve(self.picker, ask(text(f"{name}"), stream=True), now=float(number))
+
+
 @asynccontextmanager
-async def admin_of(picker: Picker, tap: Tap) -> AsyncIterator[str]:
+async def recording_to(
+    file: Path, *, seconds: float = 30.0, max_bytes: int = 2**20
+) -> AsyncIterator[Recording]:
+    picker = a_picker()
+    tap = Tap(picker)
     admin = an_admin(recording=tap.read, policy=lambda: picker.policy)
-    address = await admin.start()
+    url = f"http://{await admin.start()}"
     try:
-        yield f"http://{address}"
+        counts = asyncio.create_task(recorded(url, file, seconds=seconds, max_bytes=max_bytes))
+        await wait_until(lambda: tap.on, what="the command asks")
+        yield Recording(picker, counts)
     finally:
         await admin.stop()
 
@@ -38,19 +58,15 @@ async def recorded(admin: str, file: Path, *, seconds: float = 0.0, max_bytes: i
 
 
 async def test_a_recording_that_the_command_writes_can_be_replayed(tmp_path: Path) -> None:
-    picker, file = a_picker(), tmp_path / "recording.jsonl"
-    tap = Tap(picker)
-    async with admin_of(picker, tap) as url:
-        recording = asyncio.create_task(recorded(url, file, seconds=1.5))
-        await wait_until(lambda: tap.on, what="the command asks")
-        for number in range(20):
-            serve(picker, ask(text(f"{number % 4}"), stream=True), now=float(number))
-        counts = await recording
+    file = tmp_path / "recording.jsonl"
+    async with recording_to(file, seconds=1.5) as recording:
+        recording.serve(*(number % 4 for number in range(20)))
+        counts = await recording.counts
     assert (counts.requests, counts.left_out) == (20, 0)
     assert file.stat().st_mode & 0o777 == 0o600
     trace = read([file])
     assert len(trace.calls) == 20
-    assert trace.policy == picker.policy
+    assert trace.policy == recording.picker.policy
     assert b"text" not in file.read_bytes()
 
 
@@ -58,57 +74,35 @@ async def test_a_recording_that_the_command_writes_can_be_replayed(tmp_path: Pat
 async def test_a_recording_ends_before_its_file_is_too_large(
     tmp_path: Path, max_bytes: int, kept: int
 ) -> None:
-    picker, file = a_picker(), tmp_path / "recording.jsonl"
-    tap = Tap(picker)
-    async with admin_of(picker, tap) as url:
-        recording = asyncio.create_task(recorded(url, file, seconds=1.5, max_bytes=max_bytes))
-        await wait_until(lambda: tap.on, what="the command asks")
-        for number in range(9):
-            serve(picker, ask(text(f"{number}"), stream=True), now=float(number))
-        counts = await recording
-    assert counts.requests == kept
+    file = tmp_path / "recording.jsonl"
+    async with recording_to(file, seconds=1.5, max_bytes=max_bytes) as recording:
+        recording.serve(*range(9))
+        assert (await recording.counts).requests == kept
     assert file.exists() == bool(kept)
 
 
-async def test_a_file_that_exists_is_named_and_left_as_it_is(tmp_path: Path) -> None:
-    picker, file = a_picker(), tmp_path / "recording.jsonl"
-    file.write_bytes(b"of yesterday")
-    tap = Tap(picker)
-    async with admin_of(picker, tap) as url:
-        recording = asyncio.create_task(recorded(url, file, seconds=30.0))
-        await wait_until(lambda: tap.on, what="the command asks")
-        serve(picker, ask(text("a"), stream=True), now=1.0)
-        with pytest.raises(ConfigError, match="File exists"):
-            await recording
-    assert file.read_bytes() == b"of yesterday"
-
-
-async def test_a_file_that_cannot_be_written_is_named_and_the_picker_goes_on() -> None:
-    """Nobody can make a file there, as on a disk that is read-only."""
-    picker, file = a_picker(), Path("/sys/recording.jsonl")
-    tap = Tap(picker)
-    async with admin_of(picker, tap) as url:
-        recording = asyncio.create_task(recorded(url, file, seconds=30.0))
-        await wait_until(lambda: tap.on, what="the command asks")
-        serve(picker, ask(text("a"), stream=True), now=1.0)
-        with pytest.raises(ConfigError, match=r"/sys/recording\.jsonl: "):
-            await recording
-        assert serve(picker, ask(text("a"), stream=True), now=2.0).decision.matched_tokens
+async def test_a_file_that_cannot_be_made_is_named_and_the_picker_goes_on(tmp_path: Path) -> None:
+    """One file is there already. Nobody can make the other, as on a disk that is read-only."""
+    exists, cannot = tmp_path / "recording.jsonl", Path("/sys/recording.jsonl")
+    exists.write_bytes(b"of yesterday")
+    for file, fault in ((exists, "File exists"), (cannot, r"/sys/recording\.jsonl: ")):
+        async with recording_to(file) as recording:
+            recording.serve("a")
+            with pytest.raises(ConfigError, match=fault):
+                await recording.counts
+            recording.serve("a")
+    assert exists.read_bytes() == b"of yesterday"
 
 
 async def test_a_disk_that_becomes_full_is_named_and_its_lines_can_be_replayed(tmp_path: Path) -> None:
     """A bound for the size of files stands for the disk: both write a part, and then fail."""
-    picker, file = a_picker(), tmp_path / "recording.jsonl"
-    tap, usual = Tap(picker), resource.getrlimit(resource.RLIMIT_FSIZE)
-    async with admin_of(picker, tap) as url:
-        recording = asyncio.create_task(recorded(url, file, seconds=30.0))
-        await wait_until(lambda: tap.on, what="the command asks")
+    file, usual = tmp_path / "recording.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    async with recording_to(file) as recording:
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, usual[1]))
         try:
-            for number in range(40):
-                serve(picker, ask(text(f"{number}"), stream=True), now=float(number))
+            recording.serve(*range(40))
             with pytest.raises(ConfigError, match=r"recording\.jsonl: File too large"):
-                await recording
+                await recording.counts
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, usual)
     assert file.stat().st_size == 10_000
@@ -116,13 +110,11 @@ async def test_a_disk_that_becomes_full_is_named_and_its_lines_can_be_replayed(t
 
 
 async def test_a_picker_that_is_not_there_is_named(tmp_path: Path) -> None:
-    async with admin_of(a_picker(), Tap(a_picker())) as url:
-        pass
     with pytest.raises(
         ConfigError,
         match=r"--admin http://127.*: \[Errno 111\].*; name the admin.address of a running picker",
     ):
-        await recorded(url, tmp_path / "r.jsonl")
+        await recorded(f"http://127.0.0.1:{free_port()}", tmp_path / "r.jsonl")
     assert list(tmp_path.iterdir()) == []
 
 
