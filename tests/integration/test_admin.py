@@ -201,7 +201,7 @@ async def test_markup_in_names_reaches_the_page_as_json_text_alone(admin: Admin)
     admin.metrics.on_event(Refused(HOSTILE, NoEndpointError(HOSTILE, reason=HOSTILE)))
     assert "alert(1)" not in await admin.text("/")
     shown = await admin.json("/live")
-    assert shown["endpoints"][0][0] == HOSTILE
+    assert shown["endpoints"][0]["name"] == HOSTILE
     assert len(shown["requests"]) == 2
 
 
