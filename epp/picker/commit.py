@@ -231,7 +231,7 @@ class Commits:
 
     def _said_no(self, pick: Pick, *, now: float) -> None:
         tokens = pick.decision.prompt_tokens - pick.decision.matched_tokens
-        self._fleet.answers.said_no(pick.state, pick.wait, tokens=tokens, now=now)
+        self._fleet.answers.said_no(pick.state, sent_at=pick.wait.sent_at, tokens=tokens, now=now)
 
     def _book(
         self,

@@ -83,7 +83,7 @@ def hand_made(replica: Replica) -> list[bytes]:
         SharedBegan(*at, 1, 9, "", chain),
         SharedBegan(*at, 1, 9, "x", chain),
         SharedProved(0, 1),
-        SharedOver(0, 1, 2, failed=False),
+        SharedOver(0, 1, 2, failed=False, said_no=True),
     ]
     news: list[Event] = [SharedRestarted(*at), SharedHangs(*at), SharedCut(*at), SharedFatal(0, 7, 1)]
     batches = [

@@ -112,8 +112,8 @@ class Answers:
         account.doubted = account.doubted or doubtful
         return doubtful
 
-    def said_no(self, state: EndpointState, wait: Wait, *, tokens: int, now: float) -> None:
-        """Record that an answer had no token. tokens: what its server was to compute.
+    def said_no(self, state: EndpointState, *, sent_at: float, tokens: int, now: float) -> None:
+        """Record that an answer had no token, here or elsewhere. tokens: what its server was to compute.
 
         A server that refuses everything has no request in flight, so every rule that goes by load would send
         it most requests until its failure is proven. So the request still counts as one in flight until the
@@ -127,7 +127,7 @@ class Answers:
             account.noes += 1
             account.no_tokens += tokens
             self._noes_counted += 1
-            until = wait.sent_at + self._lasts_s
+            until = sent_at + self._lasts_s
             heapq.heappush(self._noes, (until, self._noes_counted, state, account, tokens))
 
     def noes(self, *, now: float) -> bool:

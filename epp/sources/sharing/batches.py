@@ -83,6 +83,8 @@ class SharedOver(_Happened, frozen=True, tag=3):
     kept: Annotated[int, Meta(ge=0, le=3)]
     failed: bool
     """Whether it failed by the server's own fault: a 5xx, a 429, or an answer that broke off."""
+    said_no: bool = False
+    """Whether the answer was an error, or ended so soon that it may hold no token."""
 
 
 class HeldChain(_OfServer, frozen=True, tag=4):

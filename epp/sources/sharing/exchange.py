@@ -146,7 +146,7 @@ class Exchange:
             case Proved(at, work):
                 self._add_proof(work, at=at)
             case Ended(at, work):
-                self._add_end(work, at=at, kept=_kept(work), failed=work.failed)
+                self._add_end(work, at=at, kept=_kept(work), failed=work.failed, said_no=_said_no(work))
             case PrefillEnded(at, work, outcome, failed):
                 self._add_end(work, at=at, kept=_PREFILL_KEPT[outcome], failed=failed)
             case Restarted(at, server) | Hangs(at, server) | Cut(at, server):
@@ -169,9 +169,11 @@ class Exchange:
         elif packed := _packed(work):  # the others know nothing of this request any more
             self._add(batches.HeldChain(*_server(work.state, at=at), packed), len(packed))
 
-    def _add_end(self, work: Pick | PrefillJob, *, at: float, kept: Kept, failed: bool) -> None:
+    def _add_end(
+        self, work: Pick | PrefillJob, *, at: float, kept: Kept, failed: bool, said_no: bool = False
+    ) -> None:
         number = self._numbers.pop(work, 0)
-        self._add(batches.SharedOver(milliseconds(at), number, int(kept), failed))
+        self._add(batches.SharedOver(milliseconds(at), number, int(kept), failed, said_no))
 
     def _add(self, event: Event, chain_bytes: int = 0) -> None:
         size_bytes = _EVENT_BYTES + chain_bytes
@@ -196,6 +198,11 @@ def _server(state: EndpointState, *, at: float) -> tuple[int, str, int]:
 
 def _packed(work: Pick | PrefillJob) -> bytes:
     return pack_hashes(work.guess.chain[:MOST_CHUNKS])
+
+
+def _said_no(request: Pick) -> bool:
+    """Return whether no token came: an error was told, or an answer that ended well proved nothing."""
+    return (request.decision.status or 0) >= 400 or (request.computed and not request.guess.proven)
 
 
 def _kept(request: Pick) -> Kept:

@@ -171,9 +171,7 @@ class Listener:
                 request = peer.open.pop(event.number, None)
                 if request is not None:  # otherwise it began before this picker listened
                     self.counts.events += 1
-                    self._close(
-                        request, kept=event.kept, failed=event.failed, at=at, now=now, current=current
-                    )
+                    self._close(request, event, at=at, now=now, current=current)
             case SharedFatal(_, body_hash, strikes):
                 if current:
                     self._picker.fatal.strike(body_hash, strikes, now=now)
@@ -219,7 +217,8 @@ class Listener:
         before = peer.open.pop(event.number, None)
         if before is not None:
             # The data plane tried another server.
-            self._close(before, kept=Kept.LOST, failed=True, at=at, now=now, current=books)
+            tried = SharedOver(event.at_ms, event.number, Kept.LOST, failed=True)
+            self._close(before, tried, at=at, now=now, current=books)
         if len(peer.open) >= _MOST_OPEN:
             return
         if at < state.cold_at:
@@ -239,22 +238,24 @@ class Listener:
         elif chain:
             self._picker.table.record(state.endpoint.name, chain, now=now)
 
-    def _close(
-        self, request: _OpenPick, *, kept: int, failed: bool, at: float, now: float, current: bool
-    ) -> None:
+    def _close(self, request: _OpenPick, over: SharedOver, *, at: float, now: float, current: bool) -> None:
         """Release the booking, and settle the guess. current: whether the answer still says how the server is
         now; a picker that joins reads old batches too.
         """
-        state, guesses = request.guess.state, self._picker.guesses
-        if request.booked and kept == Kept.DETACHED:
+        state, guesses, booking = request.guess.state, self._picker.guesses, request.guess.booking
+        computed = over.kept == Kept.COMPUTED
+        if request.booked and over.kept == Kept.DETACHED:
             state.detach(peers=True)
         elif request.booked:
-            state.release(request.guess.booking, computed=kept == Kept.COMPUTED, peers_at=at, now=now)
+            state.release(booking, computed=computed, peers_at=at, now=now)
         same_server = self._picker.fleet.get(state.endpoint.name) is state and (
             state.process == request.guess.process
         )
-        if current and same_server and (failed or kept == Kept.COMPUTED):
-            self._picker.on_peer_answer(state, failed=failed, now=now)
+        if current and same_server and over.said_no:
+            answers = self._picker.fleet.answers
+            answers.said_no(state, sent_at=booking.booked_at, tokens=booking.tokens, now=now)
+        if current and same_server and (over.failed or computed):
+            self._picker.on_peer_answer(state, failed=over.failed, now=now)
         if request.guess.proven:
             guesses.used(request.guess, now=now)
         else:

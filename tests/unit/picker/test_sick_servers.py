@@ -60,6 +60,15 @@ def test_a_bad_server_gets_at_most_its_share_of_the_first_ten(
     assert sum(run.run(1.0 if clients == 1 else 0.05).of_first_ten() for run in runs) <= 40
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_pickers_that_share_tell_each_other_who_said_no(rule: RuleName, form: dict[str, Any]) -> None:
+    """Requests come every 25 ms, and what one picker knows reaches the other within 20 ms."""
+    runs = [
+        Traffic(seed=seed, rule=rule, servers="abc", pickers=2, shares=True, **form) for seed in range(10)
+    ]
+    assert sum(run.run(0.4).of_first_ten() for run in runs) <= 40
+
+
 @pytest.mark.parametrize(("rule", "clients"), [*product(RULES, [1]), ("least-cost", 12), ("session", 12)])
 def test_clients_that_wait_for_each_answer_leave_a_bad_server_within_5_s(
     rule: RuleName, clients: int, form: dict[str, Any]
@@ -74,9 +83,16 @@ def test_clients_that_wait_for_each_answer_leave_a_bad_server_within_5_s(
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "session"])
 def test_bad_requests_keep_others_from_no_server(rule: RuleName) -> None:
     """One client sends bad requests as fast as it can, or about one in a second."""
-    for poisoner_s in (0.002, 1.0):
+    for poisoner_s, pickers in product((0.002, 1.0), (1, 2)):
         traffic = Traffic(
-            rule=rule, clients=12, poisoners=1, poisoner_s=poisoner_s, sick_to=0.0, **WAITING
+            rule=rule,
+            clients=12,
+            poisoners=1,
+            poisoner_s=poisoner_s,
+            pickers=pickers,
+            shares=True,
+            sick_to=0.0,
+            **WAITING,
         ).run(4.0)
         for name in "abc":
             assert traffic.good_to(name, since=1.0) >= 0.2

@@ -225,6 +225,8 @@ def test_a_guess_of_another_picker_goes_if_its_request_comes_to_nothing(status: 
     other.receive(one.send(now=11.0), now=11.0)
     assert other.matched(text("p"), now=11.0) == {}
     assert other.in_flight_of_peers() == {}
+    # A server that says no at once is not idle, and a client that leaves says nothing about it.
+    assert [state.account.noes for state in other.picker.fleet.states()].count(1) == (status is not None)
 
 
 def test_a_prompt_computed_after_its_stream_was_let_go_is_known_to_others() -> None:
