@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.fuzz.answers import SampledAnswers
 from tests.fuzz.cluster_objects import ClusterObjects
 from tests.fuzz.data_plane import AccessLogMessages, Connections, ExtProcMessages, Transports
 from tests.fuzz.entry import Entry
@@ -24,5 +23,4 @@ ENTRIES: dict[str, Callable[[], Entry]] = {
     "peer_batches": PeerBatches,
     "kv_events": KvEvents,
     "api_server": ClusterObjects,
-    "answers": SampledAnswers,
 }

@@ -16,7 +16,7 @@ from tests.fuzz.listening import LISTENING
 from tests.fuzz.run import feed
 
 MEGABYTES = float(os.environ.get("PREFIX_GATEWAY_FUZZ_MEGABYTES", "4"))
-"""Megabytes for each entry. Four take about a minute for all fourteen on one core."""
+"""Megabytes for each entry. Four take about a minute for all thirteen on one core."""
 SEED = int(os.environ.get("PREFIX_GATEWAY_FUZZ_SEED", "1"))
 INPUTS = 600
 """Inputs of each hunt for costly ones."""
