@@ -61,10 +61,13 @@ test-newer-python: $(VENV)/.dev ## run the quick tests of the model server and o
 		$(NEWER)/bin/python -m pytest tests/unit/model_server tests/unit/gpu -q -m "not slow and not processes"; \
 	else echo "SKIPPED: no test ran on Python 3.12, because python3.12 does not run on this machine"; fi
 
-environments: vllm-env engine-env cluster-env image-env ## build all environments that tests need outside the checkout
+environments: vllm-env engine-env clients-env cluster-env image-env ## build all environments that tests need outside the checkout
 
 engine-env: $(VENV)/.dev ## install torch and transformers for the CPU outside the checkout (1.7 GB, minutes the first time)
 	@$(BIN)/python -m tests.environments engine build
+
+clients-env: $(VENV)/.dev ## install the openai, anthropic and langchain-openai clients outside the checkout (155 MB)
+	@$(BIN)/python -m tests.environments clients build
 
 test-cluster: cluster-env image-env ## run only the tests that need a real Kubernetes control plane
 	$(REQUIRED) $(PYTEST) -m cluster $(ARGS)
@@ -154,6 +157,7 @@ lock: $(VENV)/.dev ## write the requirement files from pyproject.toml
 	$(COMPILE) pyproject.toml --extra kv-events --extra structured --group build -c requirements/dev.txt -o requirements/model-server.txt
 	$(BIN)/python -m tests.environments vllm lock
 	$(BIN)/python -m tests.environments engine lock
+	$(BIN)/python -m tests.environments clients lock
 
 clean: ## remove the virtual environment and caches of this checkout
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build epp/request/*.so epp/protocol/*.so epp/picker/prefix_index/*.so

@@ -18,6 +18,8 @@ COMMANDS: Final = {
     "engine build": "tests.engine_env:build",
     "engine lock": "tests.engine_env:lock",
     "engine run": "tests.engine_env:become_module",
+    "clients build": "tests.clients_env.environment:build",
+    "clients lock": "tests.clients_env.environment:lock",
     "cluster build": "tests.cluster_env.go_programs:build_all",
     "cluster lock": "tests.cluster_env.environment:lock",
     "cluster up": "tests.cluster_env.control_plane:keep_up",

@@ -87,7 +87,7 @@ PARTS = (
         about="real Envoy, Redis and Valkey",
         folders=sorted({*PLACES["envoy"], *PLACES["processes"]} - {"tests/conformance", "tests/fuzz"}),
         marks="(envoy or processes) and not vllm and not cluster and not core",
-        needs="engine-env",
+        needs="engine-env clients-env",
     ),
     Part(
         name="cluster",
@@ -108,7 +108,7 @@ PARTS = (
         about="real vLLM",
         folders=PLACES["vllm"],
         marks="vllm",
-        needs="vllm-env engine-env",
+        needs="vllm-env engine-env clients-env",
     ),
     Part(
         name="protocol",

@@ -142,7 +142,7 @@ class Api:
         return await self._answer(http, job, MessagesReply(**self._head(http, job)), arrival_s)
 
     async def _create_response(self, http: web.Request) -> web.StreamResponse:
-        def read(raw: bytes) -> tuple[ResponsesBody, Job, list[dict[str, str]]]:
+        def read(raw: bytes) -> tuple[ResponsesBody, Job, list[dict[str, Any]]]:
             body = read_body(raw, ResponsesBody)
             chat, messages = self._responses.chat_of(body)
             return body, self.reader.chat(chat), messages
@@ -364,37 +364,36 @@ async def _events(job: Job, reply: Reply, requests: list[Request], mailbox: Mail
 
 @web.middleware
 async def _errors_in_api_shape(request: web.Request, handler: Handler) -> web.StreamResponse:
+    status, headers = 400, {}
     try:
         _refuse_compressed(request)
         return await handler(request)
     except ApiError as error:
-        headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s is not None else {}
-        # Anthropic's clients look for the type at the top.
-        top = {"type": "error"} if request.path == "/v1/messages" else {}
+        if error.retry_after_s is not None:
+            headers = {"retry-after": str(error.retry_after_s)}
         own = OWN_FORM_FIELD.get(request.path, "response_format")
-        said = {
-            name: text and text.replace("response_format", own)
-            for name, text in error.body()["error"].items()
-        }
-        return web.json_response({**top, "error": said}, status=error.status, headers=headers)
+        said = error.body()["error"].items()
+        status = error.status
+        body = {"error": {name: text and text.replace("response_format", own) for name, text in said}}
     except web.HTTPRequestEntityTooLarge:
         limit = request.app[_MAX_BODY_BYTES]
         message = f"The body has more than {limit:,} bytes, the limit of this server (--max-body-bytes)."
-        return web.json_response(error_body(message, error_type="invalid_request_error"), status=413)
+        status, body = 413, error_body(message, error_type="invalid_request_error")
     except web.HTTPException as error:
         headers = {"allow": error.headers["allow"]} if "allow" in error.headers else {}
-        body = error_body(
-            f"{request.method} {request.path}: {error.reason}", error_type="invalid_request_error"
-        )
-        return web.json_response(body, status=error.status, headers=headers)
+        message = f"{request.method} {request.path}: {error.reason}"
+        status, body = error.status, error_body(message, error_type="invalid_request_error")
     except web.RequestPayloadError as error:
         message = f"The body cannot be read: {' '.join(str(error).split())}"
-        return web.json_response(error_body(message, error_type="invalid_request_error"), status=400)
+        body = error_body(message, error_type="invalid_request_error")
     except ConnectionError:
         return web.Response(status=_CLIENT_GONE)
     except Exception:  # noqa: BLE001 - after any fault the client gets an error, and the log the traceback
         _log.exception("%s %s failed", request.method, request.path)
-        return web.json_response(_unexpected(), status=500)
+        status, body = 500, _unexpected()
+    # Anthropic's clients look for the type at the top.
+    top = {"type": "error"} if request.path.startswith("/v1/messages") else {}
+    return web.json_response({**top, **body}, status=status, headers=headers)
 
 
 def _refuse_compressed(request: web.Request) -> None:
@@ -406,7 +405,7 @@ def _refuse_compressed(request: web.Request) -> None:
         )
 
 
-def _unexpected() -> object:
+def _unexpected() -> dict[str, dict[str, str | None]]:
     return error_body(
         "The server failed; its log says why.", error_type="internal_server_error", code="internal_error"
     )

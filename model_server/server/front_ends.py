@@ -19,7 +19,7 @@ import msgspec
 
 from model_server.core.request import FinishReason, Request
 from model_server.server.errors import ApiError
-from model_server.server.prompts import ABSENT, Part, decoded, given, option
+from model_server.server.prompts import ABSENT, Part, decoded, function_call, given, option
 from model_server.server.refused import check
 from model_server.server.replies import Delta, Reply, usage
 
@@ -121,9 +121,13 @@ class _TextConfig(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Item(msgspec.Struct):
-    role: str
-    content: str | list[Part]
     type: str = "message"
+    role: str = ""
+    content: str | list[Part] = ""
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+    output: str | list[Part] = ""
 
 
 class EmbeddingsBody(msgspec.Struct, kw_only=True):
@@ -183,21 +187,21 @@ class Responses:
     """The conversations of earlier responses, by id. Ids are random, so a client knows only its own."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, list[dict[str, str]]] = OrderedDict()
+        self._kept: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()
         self._characters = 0
 
-    def keep(self, response_id: str, messages: list[dict[str, str]]) -> None:
+    def keep(self, response_id: str, messages: list[dict[str, Any]]) -> None:
         self._kept[response_id] = messages
         self._characters += _size(messages)
         while len(self._kept) > _MOST_RESPONSES or self._characters > _MOST_CHARACTERS:
             self._characters -= _size(self._kept.popitem(last=False)[1])
 
-    def chat_of(self, body: ResponsesBody) -> tuple[bytes, list[dict[str, str]]]:
+    def chat_of(self, body: ResponsesBody) -> tuple[bytes, list[dict[str, Any]]]:
         """Return the chat body, and its messages without the instructions, which a later response does not
         inherit.
         """
         check(body, _NEUTRAL_IN_RESPONSES)
-        before: list[dict[str, str]] = []
+        before: list[dict[str, Any]] = []
         if body.previous_response_id is not None:
             found = self._kept.get(body.previous_response_id)
             if found is None:
@@ -297,7 +301,7 @@ class ResponsesReply(Reply):
     """An answer in the shape of OpenAI's responses. The conversation is kept when the answer has ended."""
 
     def __init__(
-        self, *, body: ResponsesBody, messages: Sequence[dict[str, str]], kept_by: Responses, **head: Any
+        self, *, body: ResponsesBody, messages: Sequence[dict[str, Any]], kept_by: Responses, **head: Any
     ) -> None:
         super().__init__(**head)
         self._body = body
@@ -359,7 +363,10 @@ class ResponsesReply(Reply):
 
     def _ended(self, delta: Delta, request: Request) -> dict[str, Any]:
         if self._body.store is not False:
-            said = {"role": "assistant", "content": self._text}
+            call = self.call(delta)
+            said: dict[str, Any] = {"role": "assistant", "content": self._text}
+            if call is not None:
+                said = _called(f"call_{self.reply_id}", *call)
             self._kept_by.keep(f"resp_{self.reply_id}", [*self._messages, said])
         cut_short = delta.finish_reason is FinishReason.LENGTH
         counted = usage([request])
@@ -434,22 +441,31 @@ class EmbeddingsReply(Reply):
         return vector
 
 
-def _items(raw: msgspec.Raw) -> list[dict[str, str]]:
+def _items(raw: msgspec.Raw) -> list[dict[str, Any]]:
     found: str | list[_Item] = decoded(raw, str | list[_Item], param="input")
     if isinstance(found, str):
         return [{"role": "user", "content": found}]
-    messages = []
-    for item in found:
-        parts = [Part("text", item.content)] if isinstance(item.content, str) else item.content
-        known = item.type == "message" and all(p.type in ("text", "input_text", "output_text") for p in parts)
-        if not known:
-            raise ApiError("This model takes messages of text only.", param="input")
-        messages.append({"role": item.role, "content": "".join(part.text or "" for part in parts)})
-    return messages
+    return [_message_of(item) for item in found]
 
 
-def _size(messages: Sequence[Mapping[str, str]]) -> int:
-    return sum(len(message["content"]) for message in messages)
+def _message_of(item: _Item) -> dict[str, Any]:
+    if item.type == "function_call":
+        return _called(item.call_id, item.name, item.arguments)
+    result = item.type == "function_call_output"
+    role, content = ("tool", item.output) if result else (item.role, item.content)
+    parts = [Part("text", content)] if isinstance(content, str) else content
+    text = all(part.type in ("text", "input_text", "output_text") for part in parts)
+    if not (role and text and (result or item.type == "message")):
+        raise ApiError("This model takes messages of text, calls and their outputs only.", param="input")
+    return {"role": role, "content": "".join(part.text or "" for part in parts)}
+
+
+def _called(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": [function_call(call_id, name, arguments)]}
+
+
+def _size(messages: Sequence[Mapping[str, Any]]) -> int:
+    return sum(len(message["content"]) + len(str(message.get("tool_calls", ""))) for message in messages)
 
 
 def _tokens(request: Request) -> dict[str, int]:

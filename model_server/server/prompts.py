@@ -46,8 +46,14 @@ Decoded = TypeVar("Decoded")
 
 
 class Part(msgspec.Struct):
+    """A text, or a call or its result as Anthropic's API has them."""
+
     type: str
     text: str | None = None
+    id: str = ""
+    name: str = ""
+    input: msgspec.Raw = ABSENT
+    content: str | list[Part] | None = None
 
 
 class Message(msgspec.Struct):
@@ -166,7 +172,7 @@ class PromptReader:
         for message in messages:
             if not _ROLE.fullmatch(message.role):
                 raise ApiError(f"{message.role[:50]!r} is not a role.", param="messages")
-        return messages
+        return [each for message in messages for each in _apart(message)]
 
     def _text(self, raw: msgspec.Raw, *, at_least: int = 0) -> list[TokenId]:
         longest = max(self._max_characters, at_least)
@@ -243,6 +249,29 @@ def _content(message: Message) -> str:
     if isinstance(message.content, list):
         return "".join(map(_part_text, message.content))
     return message.content or ""
+
+
+def _apart(message: Message) -> list[Message]:
+    """Return the message with its calls beside its text, after a message of its own for each result."""
+    parts = message.content if isinstance(message.content, list) else []
+    if all(part.type not in ("tool_use", "tool_result") for part in parts):
+        return [message]
+    calls = [
+        function_call(part.id, part.name, bytes(part.input).decode() or "{}")
+        for part in parts
+        if part.type == "tool_use"
+    ]
+    texts = [part for part in parts if part.type not in ("tool_use", "tool_result")]
+    results = [Message("tool", part.content) for part in parts if part.type == "tool_result"]
+    if not texts and not calls:
+        return results
+    raw = msgspec.Raw(msgspec.json.encode(calls)) if calls else ABSENT
+    return [*results, Message(message.role, list(texts), raw)]
+
+
+def function_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """Return a call as it stands in `tool_calls` of a chat."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _part_text(part: Part) -> str:

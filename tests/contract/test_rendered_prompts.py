@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from epp.request.parse import parse_request
-from tests.unit.request.test_client_cases import CHAT, DIFFERENT, EQUAL, MESSAGES, RESPONSES, billed, text
+from tests.unit.request.client_shapes import CHAT, MESSAGES, RESPONSES, TURNS, sent, text
+from tests.unit.request.test_client_cases import DIFFERENT, EQUAL, billed
 from tests.vllm_env.environment import VllmEnvironment
 from tests.vllm_env.recording import render
 
@@ -78,6 +79,7 @@ def test_prompts_share_a_beginning_exactly_when_vllms_do(vllm_environment: VllmE
     bodies = [
         (path, body) for name, (path, *two) in CASES.items() if name not in WITHOUT_TEXT for body in two
     ]
+    bodies += [sent(client, turns=turns) for client in TURNS for turns in (1, 2)]
     for seed, path in enumerate((CHAT, MESSAGES, RESPONSES)):
         bodies += generated(path, seed=seed)
     theirs = render(vllm_environment, bodies)

@@ -1,50 +1,85 @@
-"""The `openai` and `anthropic` clients through Envoy and the picker, on real vLLM and on the model server of
-this repository. What a server cannot do is its own refusal, as the client's typed error.
+"""The `openai`, `anthropic` and `langchain-openai` clients through Envoy and the picker, on real vLLM and on
+the model server of this repository. What a server cannot do is its own refusal, as the client's typed error.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 
+from tests.clients_env import environment, every_call, live_clients
 from tests.harness.envoy import running_envoy
 from tests.harness.gateway import PickerProcess, config_in, running_picker
 from tests.harness.model_servers import MODEL, running_model_servers
+from tests.harness.prepared import prepared
 from tests.harness.processes import wait_until
-from tests.vllm_env import live_clients
-from tests.vllm_env.environment import VllmEnvironment
+from tests.vllm_env.environment import REQUIRED
 from tests.vllm_env.gateway import running_vllm_gateway
 from tests.vllm_env.server import MODEL_NAME, VllmServer
 
 pytest_plugins = ["tests.vllm_env.fixtures"]
-pytestmark = [pytest.mark.vllm, pytest.mark.envoy, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.envoy, pytest.mark.timeout(900)]
 
 REFUSED = {
     "wrong model": "NotFoundError 404",
     "wrong model of messages": "NotFoundError 404",
-    "too long": "BadRequestError 400",
+    "LangChain asks for a wrong model": "OpenAIModelNotFoundError 404",
+    **dict.fromkeys(("too long", "image by data", "image by URL"), "BadRequestError 400"),
 }
+"""Both servers take texts only."""
 NOT_BY_VLLM = {
-    "image by data": "BadRequestError 400",
     "a tool that must be used": "BadRequestError 400",
+    "LangChain and tools": "OpenAIInvalidRequestError 400",
+    "LangChain's tools by responses": "OpenAIInvalidRequestError 400",
     "embeddings": "NotFoundError 404",
+    "LangChain's embeddings": "OpenAIModelNotFoundError 404",
 }
-"""The tiny model takes texts only, makes no embeddings, and is served without a parser of calls."""
-NOT_BY_US = dict.fromkeys(("image by data", "messages with thinking"), "BadRequestError 400")
+"""The tiny model makes no embeddings, and is served without a parser of calls."""
+NOT_BY_US = {"messages with thinking": "BadRequestError 400"}
+ANSWERED = {
+    "completions.create",
+    "embeddings.create",
+    "models.list",
+    *(f"chat.completions.{call}" for call in ("create", "parse", "stream")),
+    *(f"responses.{call}" for call in ("create", "parse", "stream")),
+}
+NOT_SENT = {
+    "admin.organization.external_keys.create",
+    "audio.voices.create",
+    "beta.agents.automations.create",
+    "beta.agents.environments.files.create",
+    "beta.agents.environments.files.prepare",
+    "beta.agents.environments.files.prepare_directory",
+    "beta.agents.environments.files.upload",
+    "beta.agents.sessions.artifacts.for_result",
+    "beta.realtime.connect",
+    "uploads.upload_file_chunked",
+    "webhooks.unwrap",
+    "webhooks.verify_signature",
+}
+"""Calls that ask no server, or whose arguments every_call.py cannot make up."""
 
 
-async def outcomes(environment: VllmEnvironment, url: str, model: str, *, words: int) -> dict[str, str]:
+async def outcomes(script: ModuleType, *words: str) -> dict[str, str]:
+    python = prepared(environment.require, required_by=REQUIRED).python
     process = await asyncio.create_subprocess_exec(
-        environment.python, live_clients.__file__, url, model, str(words), stdout=asyncio.subprocess.PIPE
+        python, "-W", "ignore", str(script.__file__), *words, stdout=asyncio.subprocess.PIPE
     )
     printed, _ = await process.communicate()
     assert process.returncode == 0
     found: dict[str, str] = json.loads(printed.splitlines()[-1])
+    return found
+
+
+async def refused_cases(*words: str) -> dict[str, str]:
+    found = await outcomes(live_clients, *words)
     return {name: outcome for name, outcome in found.items() if outcome != "ok"}
 
 
@@ -55,18 +90,17 @@ async def nothing_is_left(picker: PickerProcess) -> None:
     await wait_until(idle, what="no request is booked any more")
 
 
+@pytest.mark.vllm
 async def test_clients_get_from_vllm_what_it_gives(
-    tmp_path: Path, vllm_environment: VllmEnvironment, vllm_servers: tuple[VllmServer, VllmServer]
+    tmp_path: Path, vllm_servers: tuple[VllmServer, VllmServer]
 ) -> None:
     async with running_vllm_gateway(tmp_path, vllm_servers) as gateway:
-        refused = await outcomes(vllm_environment, gateway.envoy.url, MODEL_NAME, words=100_000)
-        assert refused == REFUSED | NOT_BY_VLLM
+        assert await refused_cases(gateway.envoy.url, MODEL_NAME, "100000") == REFUSED | NOT_BY_VLLM
         await nothing_is_left(gateway.picker)
 
 
-async def test_clients_get_from_the_model_server_what_it_gives(
-    tmp_path: Path, vllm_environment: VllmEnvironment
-) -> None:
+@asynccontextmanager
+async def our_gateway(tmp_path: Path) -> AsyncIterator[tuple[str, PickerProcess]]:
     async with AsyncExitStack() as stack:
         servers = await stack.enter_async_context(running_model_servers(tmp_path, count=2))
         config = config_in(tmp_path)
@@ -76,6 +110,22 @@ async def test_clients_get_from_the_model_server_what_it_gives(
         await wait_until(Path(config.envoy.eds_file).exists, what="the picker writes the endpoints file")
         envoy = await stack.enter_async_context(running_envoy(config, directory=tmp_path))
         await envoy.wait_endpoints({str(server.address) for server in servers})
-        refused = await outcomes(vllm_environment, envoy.url, MODEL, words=400_000)
-        assert refused == REFUSED | NOT_BY_US
+        yield envoy.url, picker
         await nothing_is_left(picker)
+
+
+async def test_clients_get_from_the_model_server_what_it_gives(tmp_path: Path) -> None:
+    async with our_gateway(tmp_path) as (url, _):
+        assert await refused_cases(url, MODEL, "400000") == REFUSED | NOT_BY_US
+
+
+async def test_each_call_of_openai_is_answered_or_refused_in_its_shape(tmp_path: Path) -> None:
+    async with our_gateway(tmp_path) as (url, _):
+        found = await outcomes(every_call, url, MODEL)
+    unsent = {name for name, outcome in found.items() if outcome.startswith("not sent")}
+    assert {name: found.get(name) for name in unsent ^ NOT_SENT} == {}
+    answered = {name for name, outcome in found.items() if outcome == "answered"}
+    assert {name.removeprefix("beta.") for name in answered} == ANSWERED
+    wrong = {name: found[name] for name in found.keys() - answered - unsent if found[name] != "refused"}
+    assert wrong == {}
+    assert len(found) > 400

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import struct
 from typing import Any
 
@@ -13,7 +14,8 @@ from tests.harness.http_model_server import PROMPT, HttpModelServer, Start
 
 pytest_plugins = ["tests.harness.http_model_server_fixtures"]
 
-MESSAGES = {"max_tokens": 20, "messages": [{"role": "user", "content": PROMPT}]}
+USER = {"role": "user", "content": PROMPT}
+MESSAGES = {"max_tokens": 20, "messages": [USER]}
 
 
 async def named_events(server: HttpModelServer, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -118,6 +120,56 @@ async def test_a_response_that_is_not_stored_has_no_next_one(start: Start) -> No
         body = {"input": "Go on.", "previous_response_id": unknown}
         status, error = await server.post("/v1/responses", body)
         assert (status, error["error"]["param"]) == (400, "previous_response_id")
+
+
+TURNS: dict[str, list[dict[str, Any]]] = {
+    "/v1/chat/completions": [
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "ls", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c", "content": "a.py"},
+    ],
+    "/v1/messages": [
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "ls", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "a.py"}]}]},
+    ],
+    "/v1/responses": [
+        {"type": "function_call", "call_id": "c", "name": "ls", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "a.py"},
+    ],
+}  # fmt: skip
+
+
+async def test_calls_and_their_results_are_one_prompt_in_every_api(start: Start) -> None:
+    server, said = await start(), {}
+    for path, turns in TURNS.items():
+        body = {"input": [USER, *turns], "messages": [USER, *turns], "max_output_tokens": 9, "max_tokens": 9}
+        status, answer = await server.post(path, body)
+        assert status == 200, answer
+        [text] = re.findall(r"'(?:content|text)': '([^']+)'", str(answer))
+        said[path] = text
+    assert len(set(said.values())) == 1
+
+
+async def test_a_call_in_a_kept_response_is_one_of_its_turns(start: Start) -> None:
+    server = await start()
+    tool = {"type": "function", "name": "ls", "parameters": {"type": "object"}}
+    _, first = await server.post("/v1/responses", {"input": "Hi", "tools": [tool], "tool_choice": "required"})
+    [call] = first["output"]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "a.py"}
+    named = {"input": [result], "previous_response_id": first["id"]}
+    told = {"input": [{"role": "user", "content": "Hi"}, call, result]}
+    one, other = [(await server.post("/v1/responses", body))[1] for body in (named, told)]
+    assert one["output"][0]["content"] == other["output"][0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("path", "top"), [("/v1/messages/batches", True), ("/v1/messages", True), ("/v1/files", False)]
+)
+async def test_an_unknown_path_has_the_error_of_its_api(start: Start, path: str, *, top: bool) -> None:
+    server = await start()
+    async with server.http.put(path, data=b"{}") as response:
+        error = await response.json()
+    assert response.status in (404, 405)
+    assert (error.get("type") == "error", bool(error["error"]["message"])) == (top, True)
 
 
 async def test_embeddings_are_equal_for_equal_prompts_in_either_encoding(start: Start) -> None:

@@ -34,6 +34,7 @@ def rendered(path: str, body: dict[str, Any]) -> str:
     from vllm.renderers.chat_utils import parse_chat_messages  # noqa: PLC0415
 
     body = {"model": "m", **body}
+    chat: Any
     if path.endswith("/messages"):
         asked = AnthropicMessagesRequest.model_validate({"max_tokens": 1, **body})
         chat = AnthropicServingMessages.to_chat_completion_request(asked)
@@ -42,7 +43,7 @@ def rendered(path: str, body: dict[str, Any]) -> str:
         messages = construct_input_messages(
             request_instructions=items.instructions, request_input=items.input
         )
-        chat = ChatCompletionRequest.model_validate({"model": "m", "messages": messages})
+        chat = SimpleNamespace(messages=messages, tools=None, documents=None, chat_template=None)
     else:
         chat = ChatCompletionRequest.model_validate(body)
     model: Any = SimpleNamespace(

@@ -355,9 +355,9 @@ def _whole(text: bytes | None, *, most: int = 10**_MAX_DIGITS) -> int | None:
 
 def _rank(labels: dict[bytes, bytes]) -> bytes:
     """Return the engine of a data parallel server that a series belongs to. vLLM and SGLang name it
-    differently.
+    differently, and a page of Ray Serve has those of all workers.
     """
-    return labels.get(b"engine") or labels.get(b"dp_rank") or b""
+    return labels.get(b"WorkerId", b"") + (labels.get(b"engine") or labels.get(b"dp_rank") or b"")
 
 
 def _labels(text: bytes) -> dict[bytes, bytes]:

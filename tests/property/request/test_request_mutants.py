@@ -15,18 +15,14 @@ from epp.base.types import ApiKind, InferenceRequest
 from epp.request.parse import parse_request
 from epp.request.response import ResponseFeedback, ResponseReader
 from tests.fuzz.mutating import mutants
+from tests.unit.request.client_shapes import CHAT, RESPONSES, TURNS, sent
 
 BYTE_MUTANTS = 8_000
 ANSWER_MUTANTS = 2_000
 EXAMPLES = 150
 
-CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS, MESSAGES = PATHS = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/embeddings",
-    "/v1/messages",
-)
+PIXEL = {"url": "data:image/png;base64,QUJD"}
+COMPLETIONS, EMBEDDINGS = "/v1/completions", "/v1/embeddings"
 
 
 # Answers
@@ -104,41 +100,6 @@ def read(kind: ApiKind, pieces: list[bytes], *, content_type: str = "text/event-
 
 # Mutants
 
-TOOL_TURN = [
-    {
-        "role": "user",
-        "content": [
-            {"type": "text", "text": "é\U0001f600"},
-            {"type": "image_url", "image_url": {"url": "data:;base64,QUJD"}},
-        ],
-    },
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}],
-    },
-    {"role": "tool", "tool_call_id": "1", "name": "f", "content": "42"},
-]
-ANTHROPIC_TURN = [
-    {"role": "user", "content": "hi"},
-    {
-        "role": "assistant",
-        "content": [
-            {"type": "thinking", "thinking": "hm"},
-            {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1e5}},
-        ],
-    },
-    {
-        "role": "user",
-        "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "ok"}]}],
-    },
-]
-ITEMS = [
-    {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
-    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
-    {"type": "function_call", "name": "f", "arguments": "{}"},
-    {"type": "function_call_output", "call_id": "1", "output": "ok"},
-]
 COMMON = {
     "model": "m",
     "cache_salt": "s",
@@ -147,21 +108,15 @@ COMMON = {
     "max_tokens": 16,
 }
 VALID: list[tuple[str, bytes]] = [
-    (path, json.dumps(COMMON | body).encode())
+    (path, json.dumps(body | COMMON).encode())
     for path, body in (
-        (CHAT, {"messages": TOOL_TURN, "tools": [{"function": {"name": "f"}}], "max_completion_tokens": 4}),
+        *(sent(client, turns=2) for client in TURNS),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": PIXEL}]}]}),
         (COMPLETIONS, {"prompt": ["one", "two"]}),
         (COMPLETIONS, {"prompt": [[1, 2], [3, 4294967295]]}),
         (COMPLETIONS, {"prompt": [1, 2, 3]}),
         (EMBEDDINGS, {"input": "text"}),
-        (
-            RESPONSES,
-            {"input": ITEMS, "instructions": "i", "previous_response_id": "p", "max_output_tokens": 9},
-        ),
-        (
-            MESSAGES,
-            {"messages": ANTHROPIC_TURN, "system": [{"type": "text", "text": "s"}], "tools": [{"name": "f"}]},
-        ),
+        (RESPONSES, {"input": "x", "previous_response_id": "p", "max_output_tokens": 9}),
         ("/tokenize", {"prompt": "x"}),
         ("/v1/rerank", {"query": "x"}),
     )

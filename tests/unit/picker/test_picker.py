@@ -31,6 +31,7 @@ from tests.unit.picker.picker_questions import (
     text,
     undone,
 )
+from tests.unit.sources.scraping.engine_pages import PAGES, idle
 
 # -- prefixes ------------------------------------------------------------------------------------------------
 
@@ -173,22 +174,14 @@ def test_a_clock_that_jumps_leaves_no_server_out_and_no_work_behind(jump_s: floa
     assert sum(undone(picker, name, now=now) for name in "ab") < 100
 
 
-PAGES = {
-    "llama.cpp": b"llamacpp:requests_processing 0\nllamacpp:requests_deferred 0\n",
-    "Ray Serve": b'ray_vllm_num_requests_running{WorkerId="a"} 0.0\nray_vllm_num_requests_waiting{WorkerId="a"} 0.0\n',
-    "TGI": b"tgi_batch_current_size 0\ntgi_queue_size 0\n",
-    "Triton": b'nv_trt_llm_request_metrics{request_type="scheduled"} 0\nnv_trt_llm_request_metrics{request_type="waiting"} 0\n',
-    "TensorRT-LLM, or no page": b"",
-}
-
-
-@pytest.mark.parametrize("engine", PAGES)
+@pytest.mark.parametrize("engine", [*PAGES, "TensorRT-LLM, or no page"])
 def test_an_engine_beside_vllm_gets_its_fair_share(engine: str) -> None:
     vllm = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
     picker = a_picker(on=endpoints("abc"))
     chosen = []
     for n in range(60):
-        for name, page in zip("abc", (vllm, vllm, PAGES[engine]), strict=True):
+        other = idle(PAGES[engine][0]) if engine in PAGES else b""
+        for name, page in zip("abc", (vllm, vllm, other), strict=True):
             read = parse_page(page, scraped_at=float(n)) if page else EndpointMetrics(scraped_at=float(n))
             picker.observe(EndpointName(name), read, now=float(n))
         chosen.append(serve(picker, ask(text(f"p{n}")), now=n + 0.1).decision.chosen)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from epp.request.parse import parse_request
+from tests.unit.request.client_shapes import ASK, CHAT, MESSAGES, RESPONSES, TURNS, encoded, sent, text
 
-CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 LONG = "You help with code. " * 40
 THOUGHT = "First I look at the tests. " * 40
 OTHER = "Perhaps the parser is wrong. " * 40
@@ -26,10 +26,6 @@ NEXT = {"role": "user", "content": "go on"}
 
 def billed(number: int) -> str:
     return f"x-anthropic-billing-header: cc_version=9.9.{number}; cch={number};"
-
-
-def text(content: str) -> dict[str, str]:
-    return {"type": "text", "text": content}
 
 
 def media(**fields: Any) -> list[dict[str, Any]]:
@@ -140,6 +136,18 @@ def test_what_the_server_renders_equally_is_equal(case: str) -> None:
 def test_what_the_server_renders_differs(case: str) -> None:
     path, one, other = DIFFERENT[case]
     assert prompt(path, one) != prompt(path, other)
+
+
+@pytest.mark.parametrize("client", TURNS)
+def test_the_second_turn_of_each_client_extends_its_first(client: str) -> None:
+    prompts = []
+    for turns in (1, 2):
+        path, body = sent(client, turns=turns)
+        read = parse_request(path, encoded(client, body))
+        assert (read.unread, read.model, read.stream) == ("", "m", body.get("stream", False))
+        prompts.append(read.prompt)
+    assert prompts[1].startswith(prompts[0])
+    assert ASK.encode() in prompts[0] != prompts[1]
 
 
 def test_thoughts_count_by_their_size_until_the_next_question() -> None:

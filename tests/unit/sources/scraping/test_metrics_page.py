@@ -9,6 +9,7 @@ import pytest
 
 from epp.base.types import EndpointMetrics
 from epp.sources.scraping.metrics_page import MetricsError, PageReader, parse_page
+from tests.unit.sources.scraping.engine_pages import PAGES, untyped
 from tests.unit.sources.scraping.metric_pages import (
     MODEL,
     EngineState,
@@ -304,44 +305,12 @@ def test_lines_of_other_programs_do_not_count() -> None:
     assert parse_page(ray + vllm_page([BUSY]), scraped_at=0) == parse_page(vllm_page([BUSY]), scraped_at=0)
 
 
-TRITON = b"""# HELP nv_trt_llm_request_metrics TRT LLM request metrics
-# TYPE nv_trt_llm_request_metrics gauge
-nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="waiting",version="1"} 3
-nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="context",version="1"} 1
-nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="scheduled",version="1"} 4
-nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="max",version="1"} 512
-# HELP nv_trt_llm_kv_cache_block_metrics TRT LLM KV cache block metrics
-# TYPE nv_trt_llm_kv_cache_block_metrics gauge
-nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction",model="tensorrt_llm",version="1"} 0.25
-nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="tensorrt_llm",version="1"} 2000
-nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="tensorrt_llm",version="1"} 8000
-nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per",model="tensorrt_llm",version="1"} 64
-"""
-
-
-@pytest.mark.parametrize("typed", [True, False])
-def test_triton_tells_its_gauges_apart_by_a_label(typed: bool) -> None:  # noqa: FBT001
-    page = TRITON if typed else b"\n".join(n for n in TRITON.split(b"\n") if not n.startswith(b"#"))
-    got = parse_page(page, scraped_at=0)
-    assert (got.running, got.waiting, got.kv_usage) == (4, 3, 0.25)
-    assert (got.block_size, got.capacity_tokens) == (64, 512_000)
-
-
-def test_a_page_of_trtllm_serve_is_read() -> None:
-    page = b"""# TYPE trtllm_num_requests_running gauge
-trtllm_num_requests_running{model_name="llama",engine_type="trtllm"} 2.0
-# TYPE trtllm_num_requests_waiting gauge
-trtllm_num_requests_waiting{model_name="llama",engine_type="trtllm"} 1.0
-# TYPE trtllm_kv_cache_utilization gauge
-trtllm_kv_cache_utilization{model_name="llama",engine_type="trtllm"} 0.5
-# TYPE trtllm_kv_cache_max_blocks gauge
-trtllm_kv_cache_max_blocks{model_name="llama",engine_type="trtllm"} 1000.0
-# TYPE trtllm_kv_cache_tokens_per_block gauge
-trtllm_kv_cache_tokens_per_block{model_name="llama",engine_type="trtllm"} 32.0
-"""
-    got = parse_page(page, scraped_at=0)
-    assert (got.running, got.waiting, got.kv_usage) == (2, 1, 0.5)
-    assert (got.block_size, got.capacity_tokens) == (32, 32_000)
+@pytest.mark.parametrize("engine", PAGES)
+@pytest.mark.parametrize("written", [bytes, untyped])
+def test_whole_pages_of_other_engines_are_read(engine: str, written: Callable[[bytes], bytes]) -> None:
+    page, expected = PAGES[engine]
+    got = parse_page(written(page), scraped_at=0)
+    assert (got.running, got.waiting, got.kv_usage, got.block_size, got.capacity_tokens) == expected
 
 
 def test_an_older_trtllm_serve_says_nothing_of_its_load() -> None:

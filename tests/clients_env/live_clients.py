@@ -1,6 +1,6 @@
-"""Sends what the `openai` and `anthropic` clients send to a gateway, and prints the outcome of each case as a
-JSON object on the last line: `ok`, or the client's own error with its status. It runs inside the vLLM
-environment, which has both clients, not in ours.
+"""Sends what the `openai`, `anthropic` and `langchain-openai` clients send to a gateway, and prints the
+outcome of each case as a JSON object on the last line: `ok`, or the client's own error with its status. It
+runs in the environment of clients, not in ours.
 
     python live_clients.py URL MODEL WORDS
 
@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGP4z8DwHwAFAAH/iZk9HQAAAABJRU5ErkJggg=="
+PICTURE = "https://127.0.0.1:1/no.png"
 TOWN = {
     "type": "object",
     "properties": {"town": {"enum": ["Ulm", "Bonn"]}},
@@ -99,14 +100,60 @@ class Calls:
         async with self._anthropic.messages.stream(model=self._model, messages=HELLO, max_tokens=8) as stream:
             assert [text async for text in stream.text_stream]
 
+    async def tool_loop(self) -> None:
+        use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"town": "Ulm"}}
+        result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "sun"}
+        tool = {"name": "weather", "input_schema": TOWN}
+        turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+        await self.message(messages=[*HELLO, *turns], tools=[tool])
+
     async def twenty(self) -> None:
         await asyncio.gather(*(self.chat() for _ in range(20)))
 
 
-def cases(calls: Calls, *, words: int) -> Mapping[str, Case]:
+class LangChain:
+    """The calls of LangChain's `ChatOpenAI` and `OpenAIEmbeddings`."""
+
+    def __init__(self, url: str, model: str) -> None:
+        self._usual = {"model": model, "base_url": f"{url}/v1", "api_key": "none", "max_retries": 0}
+
+    def chat(self, **fields: Any) -> Any:
+        from langchain_openai import ChatOpenAI  # noqa: PLC0415 - our own environment has no clients
+
+        return ChatOpenAI(**{**self._usual, "max_tokens": 60, **fields})
+
+    async def say(self, **fields: Any) -> None:
+        assert (await self.chat(**fields).ainvoke("Hello")).usage_metadata["output_tokens"] > 0
+
+    async def stream(self, **fields: Any) -> None:
+        pieces = [piece async for piece in self.chat(stream_usage=True, **fields).astream("Hello")]
+        assert any(piece.content for piece in pieces)
+        assert any(piece.usage_metadata for piece in pieces)
+
+    async def tool_loop(self, **fields: Any) -> None:
+        tool = {"type": "function", "function": TOOL}
+        chat = self.chat(**fields)
+        called = await chat.bind_tools([tool], tool_choice="weather").ainvoke("Hello")
+        [call] = called.tool_calls
+        assert (call["name"], set(call["args"])) == ("weather", {"town"})
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "sun"}
+        assert (await chat.bind_tools([tool]).ainvoke([*HELLO, called, result])).id
+
+    async def structured(self) -> None:
+        schema = {"title": "town", **TOWN}
+        found = await self.chat().with_structured_output(schema, method="json_schema").ainvoke("Hello")
+        assert found["town"] in ("Ulm", "Bonn")
+
+    async def embeddings(self) -> None:
+        from langchain_openai import OpenAIEmbeddings  # noqa: PLC0415
+
+        embed = OpenAIEmbeddings(**self._usual, check_embedding_ctx_length=False)
+        assert len(await embed.aembed_documents(["Ulm", "Bonn"])) == 2
+
+
+def cases(calls: Calls, chain: LangChain, *, words: int) -> Mapping[str, Case]:
     """Return the cases by name."""
     tool = {"type": "function", "function": TOOL}
-    picture = [{"type": "image_url", "image_url": {"url": PIXEL}}, {"type": "text", "text": "What?"}]
     return {
         "models": calls.models,
         "chat": calls.chat,
@@ -116,7 +163,8 @@ def cases(calls: Calls, *, words: int) -> Mapping[str, Case]:
         "a tool that must be used": lambda: calls.forced(
             {"type": "function", "function": {"name": "weather"}}
         ),
-        "image by data": lambda: calls.chat_with(picture),
+        "image by data": lambda: calls.chat_with([{"type": "image_url", "image_url": {"url": PIXEL}}]),
+        "image by URL": lambda: calls.chat_with([{"type": "image_url", "image_url": {"url": PICTURE}}]),
         "embeddings": calls.embeddings,
         "responses with state": calls.state,
         "streamed response": calls.streamed_response,
@@ -127,7 +175,17 @@ def cases(calls: Calls, *, words: int) -> Mapping[str, Case]:
         "wrong model of messages": lambda: calls.message(model="nobody"),
         "too long": lambda: calls.chat_with("word " * words),
         "left early": calls.leave,
+        "messages with a tool's result": calls.tool_loop,
         "twenty at once": calls.twenty,
+        "LangChain": chain.say,
+        "LangChain streams": chain.stream,
+        "LangChain and tools": chain.tool_loop,
+        "LangChain's structured output": chain.structured,
+        "LangChain's embeddings": chain.embeddings,
+        "LangChain by responses": lambda: chain.say(use_responses_api=True),
+        "LangChain streams responses": lambda: chain.stream(use_responses_api=True),
+        "LangChain's tools by responses": lambda: chain.tool_loop(use_responses_api=True),
+        "LangChain asks for a wrong model": lambda: chain.say(model="nobody"),
     }
 
 
@@ -142,14 +200,14 @@ async def outcome(case: Case) -> str:
 
 
 async def main(url: str, model: str, words: str) -> None:
-    from anthropic import AsyncAnthropic  # noqa: PLC0415 - our own environment has neither client
+    from anthropic import AsyncAnthropic  # noqa: PLC0415 - our own environment has no clients
     from openai import AsyncOpenAI  # noqa: PLC0415
 
     async with (
         AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as openai,
         AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as anthropic,
     ):
-        table = cases(Calls(openai, anthropic, model), words=int(words))
+        table = cases(Calls(openai, anthropic, model), LangChain(url, model), words=int(words))
         print(json.dumps({name: await outcome(case) for name, case in table.items()}))
 
 
