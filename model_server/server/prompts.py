@@ -256,11 +256,14 @@ def _apart(message: Message) -> list[Message]:
     parts = message.content if isinstance(message.content, list) else []
     if all(part.type not in ("tool_use", "tool_result") for part in parts):
         return [message]
-    calls = [
-        function_call(part.id, part.name, bytes(part.input).decode() or "{}")
-        for part in parts
-        if part.type == "tool_use"
-    ]
+    try:
+        calls = [
+            function_call(part.id, part.name, bytes(part.input).decode() or "{}")
+            for part in parts
+            if part.type == "tool_use"
+        ]
+    except UnicodeDecodeError as error:
+        raise ApiError(f"messages cannot be read: {error}", param="messages") from error
     texts = [part for part in parts if part.type not in ("tool_use", "tool_result")]
     results = [Message("tool", part.content) for part in parts if part.type == "tool_result"]
     if not texts and not calls:

@@ -98,7 +98,10 @@ class Calls:
 
     async def streamed_message(self) -> None:
         async with self._anthropic.messages.stream(model=self._model, messages=HELLO, max_tokens=8) as stream:
-            assert [text async for text in stream.text_stream]
+            pieces = [text async for text in stream.text_stream]
+            whole = await stream.get_final_message()
+        assert "".join(pieces) == whole.content[0].text
+        assert whole.stop_reason
 
     async def tool_loop(self) -> None:
         use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"town": "Ulm"}}

@@ -93,17 +93,6 @@ async def test_a_stream_has_the_text_of_the_whole_answer_in_order(start: Start) 
     assert all("usage" not in chunk for chunk in chunks)
 
 
-async def test_a_chat_stream_begins_with_the_role(start: Start) -> None:
-    server = await start()
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
-    *chunks, done = await server.events("/v1/chat/completions", body)
-    assert done == "[DONE]"
-    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert deltas[0] == {"role": "assistant", "content": ""}
-    assert len([delta for delta in deltas[1:] if delta["content"]]) == 3
-
-
 async def test_several_prompts_stream_side_by_side(start: Start) -> None:
     server = await start()
     whole = await server.complete(prompt=["one", "two"], max_tokens=6)
