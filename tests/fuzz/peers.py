@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import get_args
 
 import msgspec
 
@@ -13,12 +14,11 @@ from epp.sources.sharing.batches import (
     HeldChain,
     MalformedBatchError,
     SharedBegan,
-    SharedCut,
     SharedFatal,
-    SharedHangs,
     SharedOver,
     SharedProved,
-    SharedRestarted,
+    SharedTrouble,
+    Trouble,
     identity_of,
     pack_hashes,
 )
@@ -83,9 +83,9 @@ def hand_made(replica: Replica) -> list[bytes]:
         SharedBegan(*at, 1, 9, "", chain),
         SharedBegan(*at, 1, 9, "x", chain),
         SharedProved(0, 1),
-        SharedOver(0, 1, 2, failed=False, said_no=True),
+        SharedOver(0, 1, 1, failed=False, said_no=True),
     ]
-    news: list[Event] = [SharedRestarted(*at), SharedHangs(*at), SharedCut(*at), SharedFatal(0, 7, 1)]
+    news: list[Event] = [*(SharedTrouble(*at, what) for what in get_args(Trouble)), SharedFatal(0, 7, 1)]
     batches = [
         Batch(b"other", 1, 5, events),
         Batch(b"other", 2, 5, news),

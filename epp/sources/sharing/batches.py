@@ -15,7 +15,7 @@ import enum
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -24,7 +24,7 @@ from xxhash import xxh3_64_intdigest
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.server_caches import Roots
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 HASH_BYTES: Final = 8
 MOST_CHUNKS: Final = 16_384
 """Most chunks of one chain: 16 MB of prompt by the default policy. Further chunks are left out, so that no
@@ -42,13 +42,14 @@ Process = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 """A hash that identifies the process of an endpoint: see `identity_of`."""
 
 
+Trouble = Literal["restarted", "hangs", "cut"]
+
+
 class Kept(enum.IntEnum):
     LOST = 0
-    """The server did not compute the prompt."""
-    ABORTED = 1
-    """The server computed the prompt, and the request ended early."""
-    COMPUTED = 2
-    DETACHED = 3
+    """The request ended before its answer did, or the server did not compute the prompt."""
+    COMPUTED = 1
+    DETACHED = 2
     """No picker follows the request to its end, so scrapes count it. If the server computes its prompt later,
     a `HeldChain` says so."""
 
@@ -80,7 +81,7 @@ class SharedProved(_Happened, frozen=True, tag=2):
 
 class SharedOver(_Happened, frozen=True, tag=3):
     number: _Number
-    kept: Annotated[int, Meta(ge=0, le=3)]
+    kept: Annotated[int, Meta(ge=0, le=2)]
     failed: bool
     """Whether it failed by the server's own fault: a 5xx, a 429, or an answer that broke off."""
     said_no: bool = False
@@ -93,32 +94,26 @@ class HeldChain(_OfServer, frozen=True, tag=4):
     chain: bytes
 
 
-class SharedRestarted(_OfServer, frozen=True, tag=5):
-    """An endpoint has lost its cache."""
+class SharedTrouble(_OfServer, frozen=True, tag=5):
+    """An endpoint has lost its cache, its requests hang, or it cut an answer midway."""
+
+    what: Trouble
 
 
-class SharedHangs(_OfServer, frozen=True, tag=6):
-    """The requests of an endpoint hang."""
-
-
-class SharedCut(_OfServer, frozen=True, tag=7):
-    """An endpoint cut an answer midway."""
-
-
-class SharedFatal(_Happened, frozen=True, tag=8):
+class SharedFatal(_Happened, frozen=True, tag=6):
     """A request may have ended servers."""
 
     body_hash: _Number
     strikes: Annotated[int, Meta(ge=1, le=16)]
 
 
-class SharedMade(_OfServer, frozen=True, tag=9):
+class SharedMade(_OfServer, frozen=True, tag=7):
     """An endpoint has made something that it keeps."""
 
     id_hash: _Number
 
 
-ServerEvent = SharedBegan | HeldChain | SharedRestarted | SharedHangs | SharedCut | SharedMade
+ServerEvent = SharedBegan | HeldChain | SharedTrouble | SharedMade
 Event = ServerEvent | SharedProved | SharedOver | SharedFatal
 
 

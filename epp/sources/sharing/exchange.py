@@ -60,11 +60,7 @@ _EVENT_BYTES: Final = 100
 """Assumed memory of an event besides its chain."""
 _BATCH_BYTES: Final = 256 * 1024
 _PREFILL_KEPT: Final = {"computed": Kept.COMPUTED, "lost": Kept.LOST, "detached": Kept.DETACHED}
-_SERVERS_NEWS: Final[dict[type, type[batches.SharedRestarted | batches.SharedHangs | batches.SharedCut]]] = {
-    Restarted: batches.SharedRestarted,
-    Hangs: batches.SharedHangs,
-    Cut: batches.SharedCut,
-}
+_TROUBLE: Final[dict[type, batches.Trouble]] = {Restarted: "restarted", Hangs: "hangs", Cut: "cut"}
 
 
 class Exchange:
@@ -150,7 +146,7 @@ class Exchange:
             case PrefillEnded(at, work, outcome, failed):
                 self._add_end(work, at=at, kept=_PREFILL_KEPT[outcome], failed=failed)
             case Restarted(at, server) | Hangs(at, server) | Cut(at, server):
-                self._add(_SERVERS_NEWS[type(event)](*_server(server, at=at)))
+                self._add(batches.SharedTrouble(*_server(server, at=at), _TROUBLE[type(event)]))
             case MadeState(at, server, id_hash):
                 self._add(batches.SharedMade(*_server(server, at=at), id_hash))
             case Fatal(at, body_hash, strikes):
@@ -208,6 +204,4 @@ def _said_no(request: Pick) -> bool:
 def _kept(request: Pick) -> Kept:
     if request.phase is Phase.DETACHED:
         return Kept.DETACHED
-    if not request.guess.proven:
-        return Kept.LOST
-    return Kept.COMPUTED if request.computed else Kept.ABORTED
+    return Kept.COMPUTED if request.guess.proven and request.computed else Kept.LOST

@@ -32,13 +32,11 @@ from epp.sources.sharing.batches import (
     MalformedBatchError,
     ServerEvent,
     SharedBegan,
-    SharedCut,
     SharedFatal,
-    SharedHangs,
     SharedMade,
     SharedOver,
     SharedProved,
-    SharedRestarted,
+    SharedTrouble,
     decode_batch,
     identity_of,
     unpack_hashes,
@@ -188,13 +186,13 @@ class Listener:
                 self._began(peer, event, state, at=at, now=now, books=current)
             case HeldChain():
                 self._hold(state, _chain(event.chain), at=at, now=now)
-            case SharedRestarted():
+            case SharedTrouble(what="restarted"):
                 self._restarted(state, at=at)
             case SharedMade():
                 self._picker.kept_state.remember(event.id_hash, state.endpoint.name, now=now)
-            case SharedHangs() if current:
+            case SharedTrouble(what="hangs") if current:
                 self._picker.fleet.failures.hangs(state, now=now)
-            case SharedCut() if current:
+            case SharedTrouble(what="cut") if current:
                 self._picker.on_cut(state, now=now)
 
     def _server(self, name: str, process: int) -> EndpointState | None:
