@@ -145,18 +145,14 @@ class _Gateways:
             "selected_host_key": {"key": LB, "path": [{"key": f"{DESTINATION}-served"}]},
             "fallback_policy": _policy("round_robin", {"@type": f"{_LB_POLICY}.round_robin.v3.RoundRobin"}),
         }
-        yield _cluster(f"pool-{name}", servers) | {"load_balancing_policy": _policy("override_host", chosen)}
+        speaks = _http2() if spec.get("appProtocol") == "kubernetes.io/h2c" else {}
+        policy = {"load_balancing_policy": _policy("override_host", chosen)}
+        yield _cluster(f"pool-{name}", servers) | policy | speaks
         services = [
             s["spec"]["clusterIP"] for s in self._known["Service"] if s["metadata"]["name"] == picker["name"]
         ]
-        options = {
-            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-                "@type": f"{_TYPE}.extensions.upstreams.http.v3.HttpProtocolOptions",
-                "explicit_http_config": {"http2_protocol_options": {}},
-            }
-        }
         addresses = [(address, picker["port"]["number"]) for address in services]
-        yield _cluster(f"picker-{name}", addresses) | {"typed_extension_protocol_options": options}
+        yield _cluster(f"picker-{name}", addresses) | _http2()
 
     async def _tell(self, gateway: JsonObject) -> None:
         """Write that this Gateway, its routes and their pools are accepted."""
@@ -256,6 +252,12 @@ def _cluster(name: str, addresses: Iterable[tuple[str, int]]) -> dict[str, Any]:
         "type": "STATIC",
         "load_assignment": assignment,
     }
+
+
+def _http2() -> dict[str, Any]:
+    name = "extensions.upstreams.http.v3.HttpProtocolOptions"
+    options = {"@type": f"{_TYPE}.{name}", "explicit_http_config": {"http2_protocol_options": {}}}
+    return {"typed_extension_protocol_options": {f"envoy.{name}": options}}
 
 
 def _route(rule: JsonObject, pools: Mapping[str, JsonObject]) -> dict[str, Any]:

@@ -27,7 +27,11 @@ pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.envoy, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 SERVERS: Final = "inference-conformance-app-backend"
-POOLS: Final = ("primary-inference-pool", "secondary-inference-pool", "dp-inference-pool")
+GATEWAYS: Final = "inference-conformance-infra"
+ECHO: Final = "gcr.io/k8s-staging-gateway-api/echo-basic"
+POOLS: Final = tuple(
+    f"{name}-inference-pool" for name in ("primary", "secondary", "dp", "appprotocol-http", "appprotocol-h2c")
+)
 OF_A_GATEWAY: Final = (
     "GatewayWeightedAcrossTwoInferencePools",
     "HTTPRouteInvalidInferencePoolRef",
@@ -35,6 +39,7 @@ OF_A_GATEWAY: Final = (
     "InferencePoolAccepted",
     "InferencePoolHTTPRoutePortValidation",
     "InferencePoolInvalidEPPService",
+    "InferencePoolMissingEPPRef",
     "HTTPRouteMultipleRulesDifferentPools",
     "InferencePoolResolvedRefsCondition",
 )
@@ -44,6 +49,7 @@ OF_A_PICKER: Final = (
     "GatewayDestinationEndpointServed",
     "GatewayFollowingEPPRouting",
     "GatewayFollowingEPPRoutingWithDataParallelism",
+    "InferencePoolAppProtocol",
 )
 
 
@@ -57,12 +63,15 @@ async def test_the_gateway_suite_passes_with_our_picker(
         own_cluster.kubectl("apply", "--server-side", "-f", crd)
         own_cluster.kubectl("wait", "--for=condition=Established", "--timeout=120s", "-f", crd)
     install_policy_crd(own_cluster)
-    create_namespace(own_cluster, SERVERS)
+    for namespace in (SERVERS, GATEWAYS):
+        create_namespace(own_cluster, namespace)
+    # The suite waits for a pod of the Gateways, and these Gateways have none.
+    own_cluster.kubectl("run", "gateway", "-n", GATEWAYS, f"--image={ECHO}:any")
     allow_the_picker(own_cluster)
     echo = Image(entrypoint=(str(gateway_suite.echo),), folders=(str(gateway_suite.echo.parent),))
     images = {
-        "gcr.io/k8s-staging-gateway-api/echo-basic": echo,
-        "registry.k8s.io/gateway-api-inference-extension/epp": python_image(
+        ECHO: echo,
+        "registry.k8s.io/gateway-api-inference-extension/lwepp": python_image(
             "python", str(REPOSITORY / "tests" / "cluster" / "suite_picker.py")
         ),
     }

@@ -20,6 +20,7 @@ from tests.cluster_env.go_modules import BUILD, compiled, downloaded
 from tests.harness.cached_builds import CachedBuild, Progress, cache_folder, content_key, say
 
 IMAGE: Final = "docker.io/envoyproxy/gateway"
+_EXTENSION: Final = "sigs.k8s.io/gateway-api-inference-extension"
 _RECIPE: Final = b"1"
 """Raise this number when a change to `fill` changes the files that it writes."""
 
@@ -97,14 +98,14 @@ class EnvoyGateway(GoProgram):
 
 @dataclass(frozen=True, slots=True)
 class GatewaySuite(GoProgram):
-    """The suite's test program, its echo server, and its CRDs. v1.3.0 is the last version whose suite lies in
-    the main module.
-    """
+    """The suite's test program, its echo server, and its CRDs."""
 
     kind: ClassVar[str] = "gateway-suite"
     what: ClassVar[str] = "the conformance suite is"
-    module: ClassVar[str] = "sigs.k8s.io/gateway-api-inference-extension@v1.3.0"
-    module_hash: ClassVar[str] = "h1:Ng2Qs1Oum4WycuWyi3rOkAC7pZ2aDqgN2ku6Lr/mryQ="
+    version: ClassVar[str] = "v1.6.0"
+    module: ClassVar[str] = f"{_EXTENSION}/conformance@{version}"
+    module_hash: ClassVar[str] = "h1:IHzyGYgGKMf7bYGDY59K72tIpng1jVohBi32RXOrFxE="
+    extension_hash: ClassVar[str] = "h1:cjtwMJYcTnLXBYE5ffR1/hHhn7U1aIFfe2RITYmOXVA="
 
     @property
     def program(self) -> Path:
@@ -118,12 +119,19 @@ class GatewaySuite(GoProgram):
 
     def fill(self, source: Path, *, go: Path) -> None:
         api = "sigs.k8s.io/gateway-api"
-        compiled(go, "test", "-c", "-vet=off", *BUILD[1:], "-o", self.program, "./conformance", source=source)
-        compiled(go, *BUILD, "-o", self.echo, f"{api}/conformance/echo-basic", source=source)
+        extension = downloaded(f"{_EXTENSION}@{self.version}", self.extension_hash, go=go)
+        # In go.mod the extension is in the folder above, as in a checkout.
+        module = self.folder / "suite.mod"
+        module.write_text((source / "go.mod").read_text().replace("=> ../\n", f"=> {extension}\n"))
+        shutil.copyfile(source / "go.sum", module.with_suffix(".sum"))
+        options = (*BUILD[1:], f"-modfile={module}")
+        compiled(go, "test", "-c", "-vet=off", *options, "-o", self.program, ".", source=source)
+        echo = f"{api}/conformance/echo-basic"
+        compiled(go, "build", *options, "-o", self.echo, echo, source=source)
         self.crds.mkdir()
-        bases = source / "config" / "crd" / "bases"
+        bases = extension / "config" / "crd" / "bases"
         shutil.copyfile(bases / "inference.networking.k8s.io_inferencepools.yaml", self.crds / "pools.yaml")
-        listing = (str(go), "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", api)
+        listing = (str(go), "list", f"-modfile={module}", "-m", "-f", "{{.Dir}}", api)
         listed = subprocess.run(
             listing, check=True, capture_output=True, text=True, cwd=source
         ).stdout.strip()
