@@ -1,6 +1,6 @@
 """The CRDs that the charts use and a bare control plane lacks. They belong to Gateway API, Envoy Gateway,
-Istio, the Prometheus operator and LeaderWorkerSet. This module reads them from the projects' Go modules
-into the user's cache, at the versions and hashes below. The fixtures call it.
+Istio, the Prometheus operator, LeaderWorkerSet, KEDA and cert-manager. This module reads them from the
+projects' Go modules into the user's cache, at the versions and hashes below. The fixtures call it.
 """
 
 from __future__ import annotations
@@ -60,6 +60,16 @@ MODULES: Final = (
         "sigs.k8s.io/lws@v0.8.0",
         "h1:DdhJ8QabwTfWgbgaHH2gdf8twliioHaoSfmDXRYEVU0=",
         ("config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml",),
+    ),
+    Module(
+        "github.com/kedacore/keda/v2@v2.19.0",
+        "h1:IP3iMTwr9HkaAwPtLnhngPv74LghMf7ubLrsGLQo52M=",
+        ("config/crd/bases/keda.sh_scaledobjects.yaml",),
+    ),
+    Module(
+        "github.com/cert-manager/cert-manager@v1.19.0",
+        "h1:pPKtK06zPriliwq7B12xa7DGKbc4SvnfOjE0BXaAspk=",
+        ("deploy/crds/cert-manager.io_certificates.yaml",),
     ),
 )
 

@@ -109,7 +109,7 @@ def test_in_shape_gateway_the_chart_makes_each_of_several_pools(helm: Helm, tmp_
         {"name": "llama", "selector": {"app": "llama"}},
         {"name": "mistral", "selector": {"app": "mistral"}, "targetPorts": [9000, 9001]},
     ]
-    objects = helm.render(GATEWAY, {"shape": "gateway", "inferencePools": pools})
+    objects = helm.render(GATEWAY, behind("gke") | {"inferencePools": pools})
     made = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "InferencePool"}
     assert {name: spec["selector"]["matchLabels"] for name, spec in made.items()} == {
         "llama": {"app": "llama"},
@@ -122,6 +122,11 @@ def test_in_shape_gateway_the_chart_makes_each_of_several_pools(helm: Helm, tmp_
     settings = config_of(objects, tmp_path).kubernetes
     assert settings is not None
     assert settings.names == tuple(made)
+    checks = [each["spec"] for each in objects if each["kind"] == "HealthCheckPolicy"]
+    asked = {
+        each["targetRef"]["name"]: each["default"]["config"]["httpHealthCheck"]["port"] for each in checks
+    }
+    assert asked == {"llama": 8000, "mistral": 9000}
 
 
 @pytest.mark.parametrize("on", [True, False])
