@@ -62,11 +62,9 @@ def test_a_policy_may_be_written_in_json() -> None:
         ("{gain: {minMatchRatio: 1.5}}", "spec.gain.minMatchRatio", "<= 1"),
         ("{gain: {minMatchRatio: .nan}}", "spec.gain.minMatchRatio", "a number"),
         ("{cost: {prefillTokensPerSecond: 0}}", "spec.cost.prefillTokensPerSecond", "> 0"),
-        ("{cost: {runningRequestTokens: 50}}", "spec.cost", "`runningRequestTokens` was removed"),
         ("{scrape: {path: metrics}}", "spec.scrape.path", "regex"),
         ("{scrape: {staleAfterSeconds: 8.9, intervalSeconds: 9}}", "spec", "stale between two scrapes"),
         ("{table: {bytesPerToken: .inf}}", "spec.table.bytesPerToken", "<="),
-        ("{table: {ttlSeconds: 3600}}", "spec.table", "`ttlSeconds` was removed"),
         ("{chunks: {sizeBytes: 2048}}", "spec", "chunks.laterSizeBytes is smaller than chunks.sizeBytes"),
     ],
 )

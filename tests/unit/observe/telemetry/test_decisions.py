@@ -18,21 +18,6 @@ def refusal(request_id: str) -> RefusalRecord:
     )
 
 
-def test_a_ring_of_size_0_keeps_nothing() -> None:
-    ring = DecisionRing(maxlen=0)
-    ring.append(decision())
-    assert (len(ring), ring.last(5), ring.get("r1")) == (0, [], None)
-
-
-def test_decisions_can_be_asked_for_by_endpoint() -> None:
-    ring = DecisionRing(maxlen=10)
-    for n, chosen in enumerate("abab"):
-        ring.append(decision(f"r{n}", chosen=chosen))
-    ring.append(refusal("r9"))
-    assert [d.request_id for d in ring.last(10, endpoint="a")] == ["r2", "r0"]
-    assert [d.request_id for d in ring.last(1, endpoint="b")] == ["r3"]
-
-
 @settings(deadline=None)
 @given(st.integers(0, 6), st.lists(st.sampled_from("abcd"), max_size=30))
 def test_the_ring_holds_the_last_records_and_finds_the_newest_of_each_id(keep: int, ids: list[str]) -> None:

@@ -72,13 +72,6 @@ def test_bounds_that_the_batch_processor_refuses_are_named(monkeypatch: pytest.M
         start.processor_of(PatientCollector())
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-async def test_a_tracer_is_made_for_each_protocol(monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
-    start.require(True)
-    await start.stop(start.make(worker=1).processor)
-
-
 def test_importing_this_module_loads_nothing_of_opentelemetry() -> None:
     code = "import epp.observe.tracing.start, sys; print([m for m in sys.modules if m.startswith('opentelemetry')])"
     done = subprocess.run(
