@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 
 _TURN_S: Final = 0.004
 """How long the messages of begun calls are handled in a turn. Then those of new calls have as much time."""
+_TURN_OF_OTHERS_S: Final = 0.0005
+"""The same for a peer without ext_proc calls. Others wait for such a turn with each message of a request."""
 _MOST_WAITING_BYTES: Final = 2**20
 """The most bytes of events on one connection that wait for their handlers. Beyond this, nothing is read."""
 _EVENT_BYTES: Final = 200
@@ -289,16 +291,18 @@ class Peer(asyncio.Protocol):
         """Serve calls that have begun first, then new calls, each for as long as a turn may take. While
         calls that have begun keep us busy, each turn serves one message of a new call.
         """
-        connection, until = self.connection, now + _TURN_S
+        connection, began = self.connection, now
         self._take_in(events, now=now)
         if not (connection.pending or self._of_begun or self._of_new):
             return
+        turn_s = _TURN_S if self.urgent else _TURN_OF_OTHERS_S
+        until = began + turn_s
         now = self._hand_over(self._of_begun, until=until, now=self.server.now())
         while connection.pending and now <= until and self._unread_since == inf:
             self._take_in(connection.receive(b"", now=now, limit=_STEPS), now=now)
             now = self._hand_over(self._of_begun, until=until, now=self.server.now())
         busy = connection.pending or self._of_begun
-        self._hand_over(self._of_new, until=now if busy else now + _TURN_S, now=now)
+        self._hand_over(self._of_new, until=now if busy else now + turn_s, now=now)
         if connection.pending or self._of_begun or self._of_new:
             self._later()
 

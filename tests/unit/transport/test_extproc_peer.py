@@ -63,6 +63,8 @@ class PeerServer:
 
 
 class Noting(Handler):
+    urgent = True
+
     def __init__(self, call: Caller, server: PeerServer) -> None:
         self._call = call
         self._server = server
@@ -125,6 +127,21 @@ async def test_new_calls_get_as_much_time_as_open_calls() -> None:
     waits = [server.waited_s[index] for index in begun[1:]]
     assert waits == sorted(waits), "the call that is begun last has waited longest"
     assert waits[-1] > 0.015
+
+
+class Unhurried(Noting):
+    urgent = False
+
+
+async def test_a_peer_without_ext_proc_calls_has_short_turns() -> None:
+    """However many health checks it sends, others wait for a millisecond."""
+    server = PeerServer(takes_s=0.0001)
+    server.services = {PATH: lambda call: Unhurried(call, server)}
+    peer, _ = peer_of(server)
+    peer.data_received(b"".join(opens_call(n) for n in range(1, 201, 2)))
+    assert 1 < len(server.handled) <= 12
+    await turns(peer, server)
+    assert len(server.handled) == 100
 
 
 class Echoing(Noting):
