@@ -62,7 +62,7 @@ def picker_of_pods(fleet: int) -> Picker:
     """Return a picker that has read one page from each server."""
     picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
     names = [EndpointName(f"pod-{i}") for i in range(fleet)]
-    picker.set_endpoints(
+    picker.news.set_endpoints(
         [
             Endpoint(name, Address(f"10.0.{i // 250}.{i % 250 + 1}", 8000), model="m")
             for i, name in enumerate(names)
@@ -79,7 +79,7 @@ def picker_of_pods(fleet: int) -> Picker:
         prompt_tokens=0.0,
     )
     for name in names:
-        picker.observe(name, page, now=0.0)
+        picker.news.observe(name, page, now=0.0)
     return picker
 
 
@@ -94,7 +94,7 @@ class _Path:
         self._names = request_names(spec)
         self._settings = StreamSettings(mode_override=False)
         self._gate = Gate(self.picker)
-        self._answers = {str(e.address): answer_of(str(e.address)) for e in self.picker.endpoints()}
+        self._answers = {str(e.address): answer_of(str(e.address)) for e in self.picker.news.endpoints()}
 
     def serve(self, messages: Sequence[bytes], *, now: float) -> None:
         """Serve one HTTP request from its first message to its end."""

@@ -112,14 +112,14 @@ async def over_redis(size: int, server: RedisServer) -> None:
         into, out, redis_cpu = (x - y for x, y in zip(after, before, strict=True))
         joined_at = time.monotonic()
         async with sharing_over(redis, pool=f"bench-{size}", flush_interval_seconds=FLUSH_S) as joined:
-            wanted = 0.9 * a.replica.picker.table.entries
+            wanted = 0.9 * a.replica.picker.caches.table.entries
             await wait_until(
-                lambda: joined.replica.picker.table.entries >= wanted, what="the table", timeout_s=60
+                lambda: joined.replica.picker.caches.table.entries >= wanted, what="the table", timeout_s=60
             )
             joined_s = time.monotonic() - joined_at
         print(
             f"| {size // 1000} KB | {into / count:.0f} | {out / count:.0f} | {redis_cpu / count * 1e6:.0f} | "
-            f"{cpu / count * 1e6:.0f} | {a.replica.picker.table.entries} | {joined_s:.2f} |"
+            f"{cpu / count * 1e6:.0f} | {a.replica.picker.caches.table.entries} | {joined_s:.2f} |"
         )
 
 

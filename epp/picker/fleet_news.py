@@ -1,8 +1,8 @@
 """Takes in what the sources say: endpoints, lists of models, scrapes, KV reports, failures and probes.
 
-Owns the fleet and the prefix table, and keeps both right between requests. `picker` chooses endpoints by
-them. Every method is synchronous and books nothing. No request runs this code. The composition root calls it,
-and so does `sharing` for the events of other pickers.
+Owns the fleet and the prefix table, and keeps both right between requests. `picker` owns this object and
+chooses endpoints by the two. Every method is synchronous and books nothing. No request runs this code. The
+composition root calls it, and so does `sharing` for the events of other pickers.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from epp.picker.endpoints.fleet import Fleet
 from epp.picker.endpoints.learned import restarted
 from epp.picker.endpoints.marks import Form, Proof
 from epp.picker.events import Cut, Hangs, Listener, Restarted
-from epp.picker.guesses import Guesses, Listeners
+from epp.picker.guesses import Guesses
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.secret import HashSecret
-from epp.picker.prefix_index.table import PrefixTable
 from epp.picker.prefix_index.upkeep import clear_endpoint, drop_endpoint
 from epp.picker.scheduling.snapshot import MOST_KEPT
 from epp.picker.server_caches import ServerCaches
@@ -33,15 +32,15 @@ than a cache needs to change its content."""
 
 
 class FleetNews:
-    """The part of the picker that knows endpoints, caches and names of models. `Picker` inherits from it."""
+    """What the picker knows of endpoints, caches and names of models."""
 
-    def __init__(self, spec: PolicySpec, *, secret: HashSecret, refuses_unknown_models: bool) -> None:
-        """Start without endpoints. refuses_unknown_models: once all lists are known, a request for a model
-        that no server lists gets 404.
+    def __init__(
+        self, spec: PolicySpec, send: Listener, *, secret: HashSecret, refuses_unknown_models: bool
+    ) -> None:
+        """Start without endpoints. send: sends an event to all listeners. refuses_unknown_models: once all
+        lists are known, a request for a model that no server lists gets 404.
         """
-        self._listeners = Listeners()
-        self.report = self._listeners.send
-        """Sends an event to all listeners. Streams report `Refused` and `ProtocolFault`."""
+        self._send = send
         self.fleet = Fleet(spec, refuses_unknown_models=refuses_unknown_models)
         """The state of every endpoint. Outside this class only `sharing` changes these states."""
         self.rewrites: Rewrites | None = None
@@ -52,28 +51,13 @@ class FleetNews:
         This needs a source that names the process (`incarnation`): if a file lists an endpoint again, nobody
         knows whether its process was restarted meanwhile."""
         self.caches = ServerCaches(spec, secret=secret)
-        self.guesses = Guesses(self.fleet, self.caches, self.report)
+        self.guesses = Guesses(self.fleet, self.caches, send)
         """What is assumed of requests whose answers have not begun. `sharing` uses it too."""
-
-    def subscribe(self, listener: Listener) -> None:
-        """Call `listener` with every later event, in order, before any other work is done."""
-        self._listeners.all = (*self._listeners.all, listener)
-
-    def unsubscribe(self, listener: Listener) -> None:
-        """Stop calling `listener`. It may be unsubscribed already. This is allowed while events are sent."""
-        self._listeners.all = tuple(each for each in self._listeners.all if each != listener)
 
     def set_secret(self, secret: HashSecret) -> None:
         """Use another secret for hashes from the next pick on. The table starts empty."""
         self.caches.set_secret(secret)
         self._fill_table()
-
-    @property
-    def table(self) -> PrefixTable:
-        """Return the prefix table, for reading and for other pickers' events. Another table replaces this one
-        if prompts are cut or hashed differently.
-        """
-        return self.caches.table
 
     @property
     def one_model(self) -> bool:
@@ -97,9 +81,9 @@ class FleetNews:
             if state.endpoint.incarnation and len(self._left) < MOST_KEPT:
                 self._left[state.endpoint.name] = state.endpoint, now
             else:
-                drop_endpoint(self.table, state.endpoint.name)
+                drop_endpoint(self.caches.table, state.endpoint.name)
         for state in change.restarted:
-            clear_endpoint(self.table, state.endpoint.name)
+            clear_endpoint(self.caches.table, state.endpoint.name)
         for state in change.added:
             left = self._left.pop(state.endpoint.name, None)
             if left is not None and left[0].process == state.endpoint.process:
@@ -107,7 +91,7 @@ class FleetNews:
                 # anything.
                 continue
             if left is not None:
-                drop_endpoint(self.table, state.endpoint.name)
+                drop_endpoint(self.caches.table, state.endpoint.name)
             self.caches.add(state)
         self.caches.forget_models(self.fleet.models)
         self._align()
@@ -117,7 +101,7 @@ class FleetNews:
         its models.
         """
         for name in self.fleet.take_lists(lists, now=now):
-            clear_endpoint(self.table, name)
+            clear_endpoint(self.caches.table, name)
         for name in lists:
             state = self.fleet.get(name)
             if state is not None:
@@ -139,20 +123,20 @@ class FleetNews:
         before = state.metrics
         if metrics is None:
             if self.fleet.failures.page(state, before, None, now=now):
-                self.report(Hangs(now, state))
+                self._send(Hangs(now, state))
             state.scrape_failed(now=now)
             self.guesses.page(state, now=now)
             return
         if before is not None and restarted(before, metrics):
             state.forget_server(now=now)
             self.fleet.failures.forget(state)
-            clear_endpoint(self.table, name)
+            clear_endpoint(self.caches.table, name)
             before = None
-            self.report(Restarted(now, state))
+            self._send(Restarted(now, state))
         if self.fleet.failures.page(state, before, metrics, now=now):
-            self.report(Hangs(now, state))
+            self._send(Hangs(now, state))
         if metrics.asleep and not (before is not None and before.asleep):
-            clear_endpoint(self.table, name)  # a sleeping engine keeps no cache
+            clear_endpoint(self.caches.table, name)  # a sleeping engine keeps no cache
         state.take_page(metrics, now=now)
         if state.listed is None and state.gives_no_list and metrics.models:
             self.take_lists({name: None}, now=now)  # the list was asked for before the first page came
@@ -176,7 +160,7 @@ class FleetNews:
         if state is None or state.endpoint.rank is not None:
             return False
         self.on_cut(state, now=now)
-        self.report(Cut(now, state))
+        self._send(Cut(now, state))
         return True
 
     def on_cut(self, state: EndpointState, *, now: float) -> None:
@@ -200,18 +184,18 @@ class FleetNews:
         """Forget the caches of endpoints that have left and did not come back."""
         for name in [name for name, (_, at) in self._left.items() if now - at >= _KEPT_S]:
             del self._left[name]
-            drop_endpoint(self.table, name)
+            drop_endpoint(self.caches.table, name)
 
     def check_integrity(self) -> None:
         """Assert that every part is valid, and that the table has a mirror for each endpoint and for each one
         that may come back.
         """
         self.fleet.check_integrity()
-        check_integrity(self.table)
+        check_integrity(self.caches.table)
         self.guesses.check_integrity()
         present = {state.endpoint.name for state in self.fleet.states()}
         assert not present & self._left.keys()
-        assert set(self.table.mirrors) == present | self._left.keys()
+        assert set(self.caches.table.mirrors) == present | self._left.keys()
 
     def _fill_table(self) -> None:
         """Give each endpoint a mirror in the table that has just started. Endpoints that may come back have

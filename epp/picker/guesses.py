@@ -24,7 +24,7 @@ from epp.base.types import ChunkHash, EndpointName
 from epp.picker.endpoints.backlog import Booking
 from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, PAGE_AGE_S, EndpointState
 from epp.picker.endpoints.fleet import Fleet
-from epp.picker.events import Guess, GuessedEntries, Listener, Pick, PickerEvent, PrefillJob, Proved
+from epp.picker.events import Guess, GuessedEntries, Listener, Pick, PrefillJob, Proved
 from epp.picker.phases import Phase
 from epp.picker.prefix_index.table import NOTHING, Mirror, PrefixTable, Recorded, Run
 from epp.picker.prefix_index.upkeep import disown
@@ -46,20 +46,6 @@ def too_long(prompt: Prompt, state: EndpointState) -> bool:
     """
     limit = state.max_model_len or (state.metrics.capacity_tokens if state.metrics else None)
     return bool(limit and prompt.chain) and prompt.tokens > _CERTAINLY * (limit or 0)
-
-
-class Listeners:
-    """Sends each event to all listeners. They may subscribe and unsubscribe meanwhile."""
-
-    __slots__ = ("all",)
-
-    def __init__(self) -> None:
-        self.all: tuple[Listener, ...] = ()
-        """In the order in which they subscribed."""
-
-    def send(self, event: PickerEvent) -> None:
-        for listener in self.all:
-            listener(event)
 
 
 class Guesses:

@@ -1,6 +1,7 @@
 """The picker: chooses an endpoint for each request, by what the sources have said (`fleet_news`).
 
-Owns the rule. `commit` keeps the bookings of chosen requests. Every method is synchronous and runs on one
+Owns the rule, and composes the others: `fleet_news` takes in what the sources say, `commit` keeps the
+bookings of chosen requests. Every method is synchronous and runs on one
 thread, so nothing else can happen between reading the state and booking a place. Nothing here waits, logs or
 reads a clock. `protocol` calls it for requests, the composition root for the policy, and the simulator for
 both.
@@ -31,7 +32,7 @@ from epp.picker.decision import (
 )
 from epp.picker.dry_run import DryRun
 from epp.picker.endpoints.endpoint_state import EndpointState
-from epp.picker.events import Fatal, MadeState, Pick
+from epp.picker.events import Fatal, Listeners, MadeState, Pick
 from epp.picker.fatal import FatalRequests
 from epp.picker.fleet_news import FleetNews
 from epp.picker.kept_state import KeptState
@@ -53,7 +54,7 @@ _LENGTH_MARGIN = 1.125
 """A server whose limit the estimate of a prompt only just meets may still refuse it as too long."""
 
 
-class Picker(FleetNews):
+class Picker:
     """Chooses an endpoint for each request. To receive the picker's events, call `subscribe`."""
 
     def __init__(
@@ -68,7 +69,15 @@ class Picker(FleetNews):
         """Start without endpoints. unix_offset_s: converts monotonic times into wall-clock times for people.
         refuses_unknown_models: a request for a model that no server lists gets 404 once all lists are known.
         """
-        super().__init__(policy.spec, secret=secret, refuses_unknown_models=refuses_unknown_models)
+        listeners = Listeners()
+        self.subscribe, self.unsubscribe = listeners.subscribe, listeners.unsubscribe
+        self.report = listeners.send
+        """Sends an event to all listeners. Streams report `Refused` and `ProtocolFault`."""
+        self.news = news = FleetNews(
+            policy.spec, self.report, secret=secret, refuses_unknown_models=refuses_unknown_models
+        )
+        """Takes in what the sources say."""
+        self.fleet, self.caches, self.guesses = news.fleet, news.caches, news.guesses
         self._rng = rng
         self._unix_offset_s = unix_offset_s
         self._commits = Commits(
@@ -96,7 +105,7 @@ class Picker(FleetNews):
         now.
         """
         self._apply(policy)
-        self.follow_policy(policy.spec)
+        self.news.follow_policy(policy.spec)
 
     def set_dry_run(self, policy: Policy | None) -> None:
         """Score every pick by `policy` too, without acting on the result. None: end the dry run."""
@@ -117,7 +126,7 @@ class Picker(FleetNews):
         """Do the work of `tidy` and the work that is due now and then, whether requests come or not."""
         self.tidy(now=now)
         self.fleet.housekeep(now=now)
-        self.give_up_left(now=now)
+        self.news.give_up_left(now=now)
 
     def tidy(self, *, now: float) -> None:
         """Evict in bounded portions, and look at the marks of servers that fail. Call this after a pick, so
@@ -294,6 +303,11 @@ class Picker(FleetNews):
             return 0.0
         snapshot = self.fleet.snapshot(slots, model=model, adapter="", spec=self._spec, now=now)
         return float((snapshot.undone_tokens / snapshot.rate).min())
+
+    def check_integrity(self) -> None:
+        self.news.check_integrity()
+        self.kept_state.check_integrity()
+        self.fatal.check_integrity()
 
     # -- parts -----------------------------------------------------------------------------------------------
 

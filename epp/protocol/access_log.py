@@ -71,7 +71,7 @@ class AccessLog:
 
     def _report_cut(self, entry: HTTPAccessLogEntry, *, now: float) -> bool:
         socket = entry.common_properties.upstream_remote_address.socket_address
-        return self._picker.answer_cut(Address(socket.address, socket.port_value), now=now)
+        return self._picker.news.answer_cut(Address(socket.address, socket.port_value), now=now)
 
 
 def _is_cut(entry: HTTPAccessLogEntry) -> bool:

@@ -209,8 +209,8 @@ def ask(
         inference = ENCODED
     elif body:
         inference = _read_body(head.path, body, partial=partial, hurried=hurried)
-        if picker.rewrites is not None and (inference.model or inference.prompt) and not head.asks_only:
-            target = picker.rewrites.target(inference, session=head.session, request_id=head.request_id)
+        if picker.news.rewrites is not None and (inference.model or inference.prompt) and not head.asks_only:
+            target = picker.news.rewrites.target(inference, session=head.session, request_id=head.request_id)
             # In the other modes the data plane sends its own copy of the body.
             if target != inference.model and modes.request_body in _CHANGEABLE:
                 asked_model = inference.model
@@ -218,7 +218,7 @@ def ask(
                 inference = msgspec.structs.replace(inference, model=target)
     prescribed: tuple[Address, ...] = ()
     if settings.conformance_headers and head.prescribed:
-        prescribed = read_prescribed(head.prescribed, picker.endpoints())
+        prescribed = read_prescribed(head.prescribed, picker.news.endpoints())
         if not prescribed:
             raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
     question = Question(

@@ -281,7 +281,7 @@ class HttpStream:
         time to read it. Otherwise pick now.
         """
         mode, hurried = self._modes.request_body, self._hurried
-        if mode < BodyMode.BUFFERED or (hurried and self._context.picker.one_model):
+        if mode < BodyMode.BUFFERED or (hurried and self._context.picker.news.one_model):
             instead = OVERLOADED if hurried else NOT_SEEN
             return self._decide(Slot.REQUEST_HEADERS, instead=instead, now=now)
         if mode not in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):

@@ -130,7 +130,7 @@ class App:
     def _make_scraper(self) -> Scraper:
         return Scraper(
             settings=lambda: self._picker.policy.spec.scrape,
-            on_metrics=lambda name, metrics: self._picker.observe(name, metrics, now=time.monotonic()),
+            on_metrics=lambda name, metrics: self._picker.news.observe(name, metrics, now=time.monotonic()),
             in_use=self._picker.fleet.in_use,
             clock=time.monotonic,
             keep=self._sources.keep,
@@ -141,7 +141,7 @@ class App:
         return ModelLists(
             self._config.models,
             key=self._key,
-            on_lists=lambda lists: self._picker.take_lists(lists, now=time.monotonic()),
+            on_lists=lambda lists: self._picker.news.take_lists(lists, now=time.monotonic()),
             unknown_asked=lambda: self._picker.fleet.served.unknown_asked,
             clock=time.monotonic,
             rng=self._rng,
@@ -318,7 +318,7 @@ class App:
                 followed=self._metrics.process.followed.__setitem__,
                 judged=self._judged,
                 objectives=self._gate.set_objectives,
-                rewrites=self._picker.set_rewrites,
+                rewrites=self._picker.news.set_rewrites,
             ),
             default=self._inputs.policy,
             keep=self._sources.keep,
@@ -351,7 +351,7 @@ class App:
             self._use_policy(policy)
 
     def _on_endpoints_file(self, listed: Listed) -> None:
-        self._picker.set_rewrites(listed.rewrites)
+        self._picker.news.set_rewrites(listed.rewrites)
         self._set_endpoints(listed.endpoints)
 
     def _set_endpoints(
@@ -366,7 +366,7 @@ class App:
         """
         self._write_eds(endpoints)
         self._picker.set_starting(starting)
-        self._picker.set_endpoints(endpoints, pools=pools, now=time.monotonic())
+        self._picker.news.set_endpoints(endpoints, pools=pools, now=time.monotonic())
         self._scraper.set_endpoints(endpoints)
         self._model_lists.set_endpoints(endpoints)
         if self._exact is not None:

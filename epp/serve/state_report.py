@@ -31,7 +31,7 @@ def status_of(
     spec = picker.policy.spec
     return shown.PickerStatus(
         endpoints=endpoints_of(picker, scraper.ages(now), now=now),
-        table_entries=picker.table.entries,
+        table_entries=picker.caches.table.entries,
         policy=picker.policy.metadata.name,
         rule=spec.rule,
         policy_info={(picker.policy.metadata.name, spec.rule): 1},
@@ -48,7 +48,7 @@ def endpoints_of(
     picker: Picker, ages: Mapping[EndpointName, ScrapeAge], *, now: float
 ) -> tuple[shown.EndpointStatus, ...]:
     ready = picker.fleet.ready()
-    left_out = picker.left_out(now=now)
+    left_out = picker.news.left_out(now=now)
     return tuple(
         _endpoint(state, picker, ages, ready=state in ready, left_out=left_out.get(state, ""), now=now)
         for state in picker.fleet.states()
@@ -96,7 +96,7 @@ def _endpoint(
 ) -> shown.EndpointStatus:
     endpoint = state.endpoint
     name, rate = endpoint.name, state.tokens_per_s
-    mirror = picker.table.mirrors[name]
+    mirror = picker.caches.table.mirrors[name]
     metrics = state.fresh(now=now, stale_after_s=picker.policy.spec.scrape.stale_after_seconds)
     age, tokens = ages.get(name), picker.caches.token_estimate(state.model)
     return shown.EndpointStatus(

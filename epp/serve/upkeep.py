@@ -37,7 +37,7 @@ class Upkeep:
             self._metrics.process.tasks = len(asyncio.all_tasks())
 
     def _who_is_sick(self, *, now: float) -> Mapping[str, str]:
-        left_out = self._picker.left_out(now=now)
+        left_out = self._picker.news.left_out(now=now)
         lacking = self._picker.fleet.failures.lacking
         return {state.endpoint.name: why for state, why in left_out.items()} | {
             f"{state.endpoint.name}, for the model {model!r},": "it answers 404" for state, model in lacking

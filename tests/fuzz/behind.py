@@ -26,7 +26,7 @@ A = EndpointName("a")
 
 def small_picker() -> Picker:
     picker = Picker(SMALL, rng=random.Random(1))
-    picker.set_endpoints([Endpoint(A, Address("10.0.0.1", 8000), model="m")], now=0.0)
+    picker.news.set_endpoints([Endpoint(A, Address("10.0.0.1", 8000), model="m")], now=0.0)
     return picker
 
 

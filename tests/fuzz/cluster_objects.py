@@ -91,7 +91,7 @@ class ClusterObjects:
 
     async def check(self) -> None:
         self._discovery.check_integrity()
-        self._picker.set_endpoints(united([self._discovery.found()]), now=next(self._now))
+        self._picker.news.set_endpoints(united([self._discovery.found()]), now=next(self._now))
         outcome = self._policies.resolve(default=SMALL, existing=["vllm"])
         self._policies.check_integrity()
         judged = judge_rewrites([self._rewrites], existing=["vllm"], served=None)
@@ -99,7 +99,7 @@ class ClusterObjects:
         await StatusWriter(_Writes()).look(wanted, now=0.0, time_text="t")
         self._rewrites.check_integrity()
         rewrites = all_rewrites([self._rewrites])
-        self._picker.set_rewrites(rewrites)
+        self._picker.news.set_rewrites(rewrites)
         for model in ("gpt", "m", ""):
             inference = InferenceRequest(kind=ApiKind.OTHER, model=model)
             assert len(rewrites.target(inference, session="", request_id="r")) <= MAX_NAME_CHARS

@@ -65,9 +65,9 @@ class MetricsPages(BeforePicker, OfBytes):
         try:
             metrics = self._reader.read(data, scraped_at=now)
         except MetricsError:
-            self._picker.observe(A, None, now=now)
+            self._picker.news.observe(A, None, now=now)
             return False
-        self._picker.observe(A, metrics, now=now)
+        self._picker.news.observe(A, metrics, now=now)
         assert metrics == parse_page(data, scraped_at=now)
         assert self._reader.read(data, scraped_at=now) == metrics, "the same page again"
         assert metrics.capacity_tokens is None or 0 < metrics.capacity_tokens <= 2**36
@@ -105,7 +105,7 @@ class ModelPages(BeforePicker):
             listed = parse_model_page(data)
         except ModelPageError:
             return False
-        self._picker.take_lists({A: listed}, now=next(self._now))
+        self._picker.news.take_lists({A: listed}, now=next(self._now))
         assert len(listed.cards) <= MOST_CARDS
         return True
 
@@ -151,7 +151,7 @@ class EndpointsFile(BeforePicker):
             endpoints = load_endpoints(data, source="e.yaml").endpoints
         except ConfigError:
             return False
-        self._picker.set_endpoints(endpoints, now=next(self._now))
+        self._picker.news.set_endpoints(endpoints, now=next(self._now))
         return True
 
 

@@ -167,7 +167,7 @@ def picker_of_ports(ports: list[int]) -> Picker:
         Endpoint(name=EndpointName(f"m{i}"), address=Address("127.0.0.1", port))
         for i, port in enumerate(ports)
     ]
-    picker.set_endpoints(endpoints, now=time.monotonic())
+    picker.news.set_endpoints(endpoints, now=time.monotonic())
     return picker
 
 

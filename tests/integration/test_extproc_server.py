@@ -50,7 +50,7 @@ def picker_of_three(kind: type[Picker] = Picker) -> Picker:
     endpoints = [
         Endpoint(name=EndpointName(f"e{i}"), address=Address(f"10.0.0.{i}", 80)) for i in range(1, 4)
     ]
-    picker.set_endpoints(endpoints, now=time.monotonic())
+    picker.news.set_endpoints(endpoints, now=time.monotonic())
     return picker
 
 

@@ -75,7 +75,7 @@ class FollowedAddresses:
             Endpoint(EndpointName(name), Address("127.0.0.1", n), kv_events=address)
             for n, (name, address) in enumerate(addresses.items(), 1)
         ]
-        self.picker.set_endpoints(endpoints, now=0.0)
+        self.picker.news.set_endpoints(endpoints, now=0.0)
         self.service = ExactService(
             self.picker, self.queue, exact, topic=topic, source=lambda e: EventSource("", "", e.kv_events, "")
         )
@@ -164,7 +164,7 @@ async def test_an_unexpected_error_turns_exact_mode_off_and_is_logged(
         for n in range(20):  # The picker goes on, and keeps no more prompts than it may.
             parts.pick(f"{n} and so on " * 40)
         assert (len(parts.queue), parts.service.dropped) == (10, 10)
-        assert parts.picker.table.match(
+        assert parts.picker.caches.table.match(
             parts.picker.caches.chain(
                 parse_request(
                     "/v1/completions", json.dumps({"model": "m", "prompt": "0 and so on " * 40}).encode()

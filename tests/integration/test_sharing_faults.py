@@ -137,7 +137,10 @@ async def test_a_picker_that_joins_has_the_table_of_the_others_at_once(tmp_path:
         async with sharing_over(Redis(url=server.url)) as joined:
             await wait_until(lambda: joined.service.warm, what="the new picker is ready", timeout_s=60)
             await wait_until(
-                lambda: joined.replica.picker.table.entries >= 0.9 * one.replica.picker.table.entries,
+                lambda: (
+                    joined.replica.picker.caches.table.entries
+                    >= 0.9 * one.replica.picker.caches.table.entries
+                ),
                 what="the new picker has nine tenths of the table",
                 timeout_s=60,
             )

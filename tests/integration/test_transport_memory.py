@@ -71,7 +71,7 @@ class _DataPlane:
             # Requests that are let go unread are counted by scrapes, as in a picker that serves.
             for state in self._picker.fleet.states():
                 page = EndpointMetrics(scraped_at=self._now)
-                self._picker.observe(state.endpoint.name, page, now=self._now)
+                self._picker.news.observe(state.endpoint.name, page, now=self._now)
 
     async def _send(self, wire: bytes) -> None:
         self._peer.data_received(wire)

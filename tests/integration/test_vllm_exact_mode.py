@@ -51,7 +51,7 @@ class FollowedServers:
         """Send one request to this server and end it, as a gateway would."""
         body = json.dumps({"model": MODEL_NAME, "max_tokens": 2, "temperature": 0, **fields}).encode()
         inference = parse_request(path, body)
-        address = next(e.address for e in self.picker.endpoints() if e.name == only)
+        address = next(e.address for e in self.picker.news.endpoints() if e.name == only)
         request = Question("r", inference, body_bytes=len(body), subset=frozenset({address}))
         loop = asyncio.get_running_loop()
         pick = self.picker.pick(request, now=loop.time())
@@ -62,7 +62,7 @@ class FollowedServers:
 
     def believed(self, path: str, **fields: Any) -> dict[EndpointName, int]:
         body = json.dumps({"model": MODEL_NAME, **fields}).encode()
-        return self.picker.table.match(self.picker.caches.chain(parse_request(path, body)))
+        return self.picker.caches.table.match(self.picker.caches.chain(parse_request(path, body)))
 
     def prompts(self, what: str) -> int:
         model = self.service.status.models.get("")
@@ -94,7 +94,7 @@ async def following_vllm(
     queue = RoutedPrompts(max_prompts=100, max_bytes=10**7)
     picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
     picker.subscribe(queue.on_event)
-    picker.set_endpoints(endpoints, now=0.0)
+    picker.news.set_endpoints(endpoints, now=0.0)
     exact = Exact({"": settings}, max_blocks=10**5, max_chunks=10**4)
     service = ExactService(
         picker,

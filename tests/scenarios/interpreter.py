@@ -57,7 +57,7 @@ class World:
         output = list(getattr(self, f"do_{command}")(names, options))
         self.picker.housekeep(now=self.now)
         self.picker.fleet.check_integrity()
-        check_integrity(self.picker.table)
+        check_integrity(self.picker.caches.table)
         return output
 
     # -- the world -------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class World:
             )
             for name in names
         }
-        self.picker.set_endpoints(list(self.endpoints.values()), now=self.now)
+        self.picker.news.set_endpoints(list(self.endpoints.values()), now=self.now)
         yield "ok"
 
     def do_restart(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
@@ -90,7 +90,7 @@ class World:
         for name in names:
             endpoint = self.endpoints[name]
             self.endpoints[name] = replace(endpoint, incarnation=endpoint.incarnation + "+")
-        self.picker.set_endpoints(list(self.endpoints.values()), now=self.now)
+        self.picker.news.set_endpoints(list(self.endpoints.values()), now=self.now)
         yield "ok"
 
     def do_advance(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
@@ -107,10 +107,10 @@ class World:
         values |= {key: msgspec.yaml.decode(text) for key, text in options.items()}
         for name in names:
             for _ in range(failed):
-                self.picker.observe(EndpointName(name), None, now=self.now)
+                self.picker.news.observe(EndpointName(name), None, now=self.now)
             if not failed:
                 metrics = EndpointMetrics(scraped_at=self.now, **values)
-                self.picker.observe(EndpointName(name), metrics, now=self.now)
+                self.picker.news.observe(EndpointName(name), metrics, now=self.now)
         yield "ok"
 
     # -- requests --------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class World:
     def do_table(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
         """Show how many tokens each server holds according to the table, guesses included."""
         for name in sorted(self.endpoints):
-            mirror = self.picker.table.mirrors[EndpointName(name)]
+            mirror = self.picker.caches.table.mirrors[EndpointName(name)]
             yield f"{name} {(mirror.used_bytes + mirror.guessed_bytes) // _BYTES_PER_TOKEN} tokens"
 
     def do_show(self, names: list[str], options: dict[str, str]) -> Iterator[str]:

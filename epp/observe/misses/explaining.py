@@ -55,7 +55,7 @@ class Explaining:
     def _cause(self, part: Missed, missed: float, prompt_tokens: float) -> dict[str, Any]:
         servers = []
         for name, tokens in islice(part.servers.items(), _MOST_SERVERS):
-            mirror = self._picker.table.mirrors.get(name)
+            mirror = self._picker.caches.table.mirrors.get(name)
             room = mirror.capacity_bytes if mirror else None
             full = _ratio(min(mirror.used_bytes, room), room) if mirror and room else None
             servers.append({"name": name, "tokens": round(tokens), "full": full})

@@ -81,7 +81,7 @@ class Misses:
             low = best < _least_gain(self._picker.policy.spec, decision.prompt_tokens)
             holder = next((c.name for c in decision.candidates if c.matched_tokens == best), None)
             bucket.miss(causes.LOW_GAIN if low else causes.ELSEWHERE, held_elsewhere, server=holder)
-        if guess.table is self._picker.table:
+        if guess.table is self._picker.caches.table:
             self._split(bucket, request, best=best)
         else:
             bucket.miss(causes.NEW, missed - held_elsewhere)  # prompts are cut differently now
@@ -104,7 +104,7 @@ class Misses:
             bucket.miss(causes.NEW, whole)
             return
         one_in, followed = self.seen.one_in, self.seen.get
-        held = self._picker.table.match(chain)
+        held = self._picker.caches.table.match(chain)
         parts: dict[tuple[Cause, EndpointName | None], float] = {}
         for n, chunk in enumerate(unknown, first):
             if chunk & (one_in - 1):

@@ -138,7 +138,7 @@ def key_of(picker: Picker) -> bytes:
 
 def opening_of(picker: Picker) -> Opening:
     """Return how the picker cuts, hashes and routes now."""
-    schedule = picker.table.schedule
+    schedule = picker.caches.table.schedule
     return Opening(
         chunk_bytes=schedule.chunk_bytes,
         later_chunk_bytes=schedule.later_chunk_bytes,

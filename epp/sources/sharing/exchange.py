@@ -102,7 +102,7 @@ class Exchange:
         """
         agreed = self.picker.caches.secret.agreed(shown)
         if agreed is not None and agreed != self.picker.caches.secret:
-            self.picker.set_secret(agreed)
+            self.picker.news.set_secret(agreed)
         return agreed is not None
 
     def receive(self, data: bytes, *, now: float, age_s: float = 0.0) -> None:

@@ -193,7 +193,7 @@ class Listener:
             case SharedTrouble(what="hangs") if current:
                 self._picker.fleet.failures.hangs(state, now=now)
             case SharedTrouble(what="cut") if current:
-                self._picker.on_cut(state, now=now)
+                self._picker.news.on_cut(state, now=now)
 
     def _server(self, name: str, process: int) -> EndpointState | None:
         """Return the endpoint of an event. None: this picker does not know this process; this is counted."""
@@ -234,7 +234,7 @@ class Listener:
         if at < state.cold_at:
             self.counts.stale += bool(chain)
         elif chain:
-            self._picker.table.record(state.endpoint.name, chain, now=now)
+            self._picker.caches.table.record(state.endpoint.name, chain, now=now)
 
     def _close(self, request: _OpenPick, over: SharedOver, *, at: float, now: float, current: bool) -> None:
         """Release the booking, and settle the guess. current: whether the answer still says how the server is
@@ -253,7 +253,7 @@ class Listener:
             answers = self._picker.fleet.answers
             answers.said_no(state, sent_at=booking.booked_at, tokens=booking.tokens, now=now)
         if current and same_server and (over.failed or computed):
-            self._picker.on_peer_answer(state, failed=over.failed, now=now)
+            self._picker.news.on_peer_answer(state, failed=over.failed, now=now)
         if request.guess.proven:
             guesses.used(request.guess, now=now)
         else:
@@ -271,7 +271,7 @@ class Listener:
         """Forget the cache of an endpoint, since another picker saw its counters go back."""
         if at > state.cold_at + _SAME_RESTART_S:
             state.restarted(at=at)
-            clear_endpoint(self._picker.table, state.endpoint.name)
+            clear_endpoint(self._picker.caches.table, state.endpoint.name)
 
     def check_integrity(self) -> None:
         held: dict[int, int] = {}

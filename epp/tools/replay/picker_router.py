@@ -51,7 +51,7 @@ class PickerRouter:
             self._incarnations[restarted] = self._incarnations.get(restarted, 0) + 1
         endpoints = self._endpoints_of(names)
         for picker in self.pickers:
-            picker.set_endpoints(endpoints, now=now)
+            picker.news.set_endpoints(endpoints, now=now)
 
     def _endpoints_of(self, names: Sequence[str]) -> list[Endpoint]:
         return [
@@ -126,7 +126,7 @@ class PickerRouter:
         done.picker.end(done.pick, outcome="failed" if failed else "ended", now=now)
 
     def scraped(self, scraper: int, server: str, page: Snapshot, *, now: float) -> None:
-        self.pickers[scraper].observe(EndpointName(server), metrics_of(page, read_at_s=now), now=now)
+        self.pickers[scraper].news.observe(EndpointName(server), metrics_of(page, read_at_s=now), now=now)
 
 
 def metrics_of(page: Snapshot, *, read_at_s: float) -> EndpointMetrics:

@@ -39,7 +39,7 @@ def sampling_picker() -> Picker:
     spec = PolicySpec(sampling=Sampling(share=0.5), debug_header="x-why")
     policy = Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="p"), spec=spec)
     picker = Picker(policy, rng=random.Random(1))
-    picker.set_endpoints(
+    picker.news.set_endpoints(
         [Endpoint(name=EndpointName(f"e{i}"), address=Address(f"10.0.0.{i}", 80)) for i in (1, 2, 3)], now=0.0
     )
     return picker

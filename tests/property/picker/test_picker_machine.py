@@ -76,10 +76,10 @@ class PickerMachine(RuleBasedStateMachine):
         self.apply([Endpoint(NAMES[0], HOSTS[0]), Endpoint(NAMES[1], HOSTS[1])])
 
     def apply(self, wanted: list[Endpoint]) -> None:
-        before = {e.name for e in self.picker.endpoints()}
+        before = {e.name for e in self.picker.news.endpoints()}
         self.memberships.update(e.name for e in wanted if e.name not in before)
-        self.picker.set_endpoints(wanted, now=self.now)
-        assert {e.name: e for e in self.picker.endpoints()} == {e.name: e for e in wanted}
+        self.picker.news.set_endpoints(wanted, now=self.now)
+        assert {e.name: e for e in self.picker.news.endpoints()} == {e.name: e for e in wanted}
 
     # -- the world -------------------------------------------------------------------------------------------
 
@@ -111,13 +111,13 @@ class PickerMachine(RuleBasedStateMachine):
             ]
         )
 
-    @precondition(lambda self: self.picker.endpoints())
+    @precondition(lambda self: self.picker.news.endpoints())
     @rule(data=st.data(), address=addresses)
     def an_endpoint_moves(self, data: st.DataObject, address: Address) -> None:
         """Give an endpoint another address under the same name. The endpoint that had this address gets
         the old one.
         """
-        present = self.picker.endpoints()
+        present = self.picker.news.endpoints()
         moved = data.draw(st.sampled_from(present))
         swapped = {address: moved.address, moved.address: address}
         self.apply([replace(e, address=swapped.get(e.address, e.address)) for e in present])
@@ -154,11 +154,11 @@ class PickerMachine(RuleBasedStateMachine):
             finished=finished,
             active_adapters=active,
         )
-        self.picker.observe(name, metrics, now=self.now)
+        self.picker.news.observe(name, metrics, now=self.now)
 
     @rule(name=st.sampled_from(NAMES))
     def scrape_fails(self, name: EndpointName) -> None:
-        self.picker.observe(name, None, now=self.now)
+        self.picker.news.observe(name, None, now=self.now)
 
     @rule(spec=policies)
     def policy_changes(self, spec: PolicySpec) -> None:
@@ -207,14 +207,14 @@ class PickerMachine(RuleBasedStateMachine):
         request = Question(
             request_id="r", inference=inference, body_bytes=99, subset=subset, prescribed=prescribed
         )
-        entries = self.picker.table.entries
+        entries = self.picker.caches.table.entries
         try:
             pick = self.picker.pick(request, now=self.now)
         except (NoEndpointError, SaturatedError):
-            assert self.picker.table.entries == entries  # the invariants then find nothing booked
+            assert self.picker.caches.table.entries == entries  # the invariants then find nothing booked
             return
         chosen = pick.decision.chosen
-        by_address = {e.address: e.name for e in self.picker.endpoints()}
+        by_address = {e.address: e.name for e in self.picker.news.endpoints()}
         assert by_address[pick.destinations[0]] == chosen
         assert len(set(pick.destinations)) == len(pick.destinations)
         assert set(pick.destinations) <= by_address.keys()
@@ -238,7 +238,7 @@ class PickerMachine(RuleBasedStateMachine):
         assert mismatch == (served is not None and served != request.served)
         assert request.pick.decision.status == status
         if mismatch and served is not None:
-            by_address = {e.address: e.name for e in self.picker.endpoints()}
+            by_address = {e.address: e.name for e in self.picker.news.endpoints()}
             name = by_address.get(served)
             request.holder = (name, self.memberships[name]) if name else None
             request.served = served
@@ -274,11 +274,11 @@ class PickerMachine(RuleBasedStateMachine):
     def reported_again(self, data: st.DataObject, outcome: Outcome, status: int) -> None:
         """A second end, or anything after an end, changes nothing."""
         pick = data.draw(st.sampled_from(self.over))
-        before = (pick.decision.outcome, pick.decision.status, self.picker.table.entries)
+        before = (pick.decision.outcome, pick.decision.status, self.picker.caches.table.entries)
         self.picker.end(pick, outcome=outcome, now=self.now)
         self.picker.detach(pick, now=self.now)
         assert not self.picker.on_response_headers(pick, status=status, served=HOSTS[5], now=self.now)
-        assert (pick.decision.outcome, pick.decision.status, self.picker.table.entries) == before
+        assert (pick.decision.outcome, pick.decision.status, self.picker.caches.table.entries) == before
 
     # -- invariants ------------------------------------------------------------------------------------------
 

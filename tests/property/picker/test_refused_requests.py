@@ -118,7 +118,7 @@ class RefusalMachine(RuleBasedStateMachine):
     def a_request_comes(self, *, prompt: bytes, model: str, address: Address, stream: bool) -> None:
         asked = self.request(prompt, model, address, stream=stream)
         chain = self.pickers[0].caches.chain(asked.inference)
-        tables = [picker.table for picker in self.pickers]
+        tables = [picker.caches.table for picker in self.pickers]
         mirror = tables[0].mirrors[SERVERS[address]]
         room = 2 * (mirror.guessed_bytes + tables[0].size_bytes(0, len(chain))) <= mirror.capacity_bytes
         if tables[0].match(chain) == tables[1].match(chain) and (room or not self.vain):
@@ -175,7 +175,7 @@ class RefusalMachine(RuleBasedStateMachine):
             ttft_sum_s=0.3 * served.prompts,
         )
         for picker in self.pickers:
-            picker.observe(name, page, now=self.now)
+            picker.news.observe(name, page, now=self.now)
 
     # -- what has to hold ------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class RefusalMachine(RuleBasedStateMachine):
         """Not even while requests are open that come to nothing."""
         one, other = self.pickers
         for name in SERVERS.values():
-            assert held(one.table.mirrors[name]) == held(other.table.mirrors[name])
+            assert held(one.caches.table.mirrors[name]) == held(other.caches.table.mirrors[name])
 
     @precondition(lambda self: not self.vain)
     @invariant()
@@ -210,7 +210,7 @@ class RefusalMachine(RuleBasedStateMachine):
     def no_guess_outlives_its_request(self) -> None:
         """But for answers that may have had no token, until the server's next page."""
         for picker in self.pickers:
-            assert picker.table.guessed_entries == 0
+            assert picker.caches.table.guessed_entries == 0
             doubted = picker.guesses._doubted  # noqa: SLF001 - nothing else asks for it
             assert not any(s.expected_adapters for s in picker.fleet.states() if s not in doubted)
 

@@ -72,11 +72,11 @@ class SharingMachine(RuleBasedStateMachine):
     @rule(at=replicas, name=st.sampled_from("ab"), tokens=st.sampled_from([None, 5.0, 100.0]))
     def is_scraped(self, at: int, name: str, tokens: float | None) -> None:
         page = EndpointMetrics(scraped_at=self.now, running=1, prompt_tokens=tokens, finished=tokens)
-        self.replicas[at].picker.observe(EndpointName(name), page, now=self.now)
+        self.replicas[at].picker.news.observe(EndpointName(name), page, now=self.now)
 
     @rule(at=replicas, incarnation=st.sampled_from(["", "2"]), names=st.sampled_from(["ab", "a", "abc"]))
     def sees_other_endpoints(self, at: int, incarnation: str, names: str) -> None:
-        self.replicas[at].picker.set_endpoints(endpoints(names, incarnation=incarnation), now=self.now)
+        self.replicas[at].picker.news.set_endpoints(endpoints(names, incarnation=incarnation), now=self.now)
 
     @rule(at=replicas)
     def speaks(self, at: int) -> None:

@@ -28,7 +28,7 @@ def policy_of(spec: PolicySpec) -> Policy:
 
 def a_picker(spec: PolicySpec = PolicySpec(), *, on: Sequence[Endpoint] = (), seed: int = 0) -> Picker:  # noqa: B008 - frozen
     picker = Picker(policy_of(spec), rng=random.Random(seed), unix_offset_s=1000.0)
-    picker.set_endpoints(on or endpoints("abcd"), now=0.0)
+    picker.news.set_endpoints(on or endpoints("abcd"), now=0.0)
     return picker
 
 
@@ -74,7 +74,7 @@ def serve(picker: Picker, request: Question, *, now: float, status: int = 200) -
 
 def check(picker: Picker) -> None:
     picker.fleet.check_integrity()
-    check_integrity(picker.table)
+    check_integrity(picker.caches.table)
 
 
 def state(picker: Picker, name: str) -> EndpointState:
@@ -93,4 +93,4 @@ def undone(picker: Picker, name: str, *, now: float) -> float:
 
 
 def held_bytes(picker: Picker, name: str) -> int:
-    return picker.table.mirrors[EndpointName(name)].used_bytes
+    return picker.caches.table.mirrors[EndpointName(name)].used_bytes

@@ -139,7 +139,7 @@ class _Run:
             Picker(policy_of(spec), rng=random.Random(100 * traffic.seed + n)) for n in range(traffic.pickers)
         ]
         for picker in self._pickers:
-            picker.set_endpoints(self._fleet, now=0.0)
+            picker.news.set_endpoints(self._fleet, now=0.0)
         self._exchanges = [
             Exchange(picker, me=b"%d" % n, outbox_bytes=2**20) for n, picker in enumerate(self._pickers)
         ]
@@ -167,7 +167,7 @@ class _Run:
             picker.check_integrity()
 
     def left_out(self, now: float) -> list[str]:
-        return [state.endpoint.name for picker in self._pickers for state in picker.left_out(now=now)]
+        return [state.endpoint.name for picker in self._pickers for state in picker.news.left_out(now=now)]
 
     def _at(self, when: float, step: Step) -> None:
         self._count += 1
@@ -188,12 +188,12 @@ class _Run:
                     finished=float(self._finished[name]),
                     ttft_count=float(self._began[name]),
                 )
-                picker.observe(name, page, now=now)
+                picker.news.observe(name, page, now=now)
         self._at(now + 1.0, self._scrape)
 
     def _probe(self, now: float) -> None:
         for picker in self._pickers:
-            self.left_out_s += 0.1 * len(picker.left_out(now=now))
+            self.left_out_s += 0.1 * len(picker.news.left_out(now=now))
             for due in picker.fleet.failures.probes_due(now=now):
                 delay, verdict = self._answer_to_probe(due, now)
                 self._at(now + delay, _report(picker, due, verdict))
@@ -323,7 +323,7 @@ class _Request:
 
     def log_cut(self, now: float) -> None:
         """Envoy's access log reports the cut."""
-        assert self.picker.answer_cut(self.served, now=now)
+        assert self.picker.news.answer_cut(self.served, now=now)
 
 
 _Follow = Callable[[_Request, int, float], None]

@@ -20,7 +20,7 @@ def test_a_wiped_cache_is_noticed_by_hits_that_stand_still() -> None:
         hits += 2000.0 * (name in held)
         held.add(name)
         page = EndpointMetrics(scraped_at=second + 0.6, waiting=0, prefix_hits=hits)
-        picker.observe(A, page, now=second + 0.6)
+        picker.news.observe(A, page, now=second + 0.6)
         assert second >= 60 or not wrong
     assert 0 < wrong <= 8
     check(picker)
@@ -30,5 +30,5 @@ def test_a_server_that_falls_asleep_has_lost_its_cache() -> None:
     picker = a_picker(on=endpoints("a"))
     serve(picker, ask(text("p")), now=1.0)
     for at, asleep in ((2.0, True), (3.0, False)):
-        picker.observe(A, EndpointMetrics(scraped_at=at, asleep=asleep), now=at)
+        picker.news.observe(A, EndpointMetrics(scraped_at=at, asleep=asleep), now=at)
     assert serve(picker, ask(text("p")), now=4.0).decision.matched_tokens == 0

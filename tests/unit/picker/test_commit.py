@@ -55,23 +55,23 @@ def test_request_is_in_flight_until_its_end_however_often_end_is_reported(outcom
 def test_a_request_without_a_good_answer_leaves_no_prefix_behind(status: int | None) -> None:
     picker = a_picker()
     pick = picker.pick(ask(text("p")), now=1.0)
-    assert picker.table.guessed_entries == 31  # of 8,000 bytes
+    assert picker.caches.table.guessed_entries == 31  # of 8,000 bytes
     if status is not None:
         picker.on_response_headers(pick, status=status, served=None, now=1.1)
     picker.end(pick, outcome="failed", now=2.0)
-    assert picker.table.guessed_entries == picker.table.entries == 0
+    assert picker.caches.table.guessed_entries == picker.caches.table.entries == 0
 
 
 @pytest.mark.parametrize("told", [500, 400])
 def test_an_answer_that_tells_of_an_error_leaves_no_prefix_behind(told: int) -> None:
     picker = a_picker()
     for name in "abcd":  # the counters of these servers, not headers, show that a prompt is computed
-        picker.observe(EndpointName(name), EndpointMetrics(scraped_at=0.5, ttft_count=0.0), now=0.5)
+        picker.news.observe(EndpointName(name), EndpointMetrics(scraped_at=0.5, ttft_count=0.0), now=0.5)
     pick = picker.pick(ask(text("p"), stream=True), now=1.0)
     picker.on_response_headers(pick, status=200, served=None, now=1.1)
     picker.on_feedback(pick, ResponseFeedback(told=told), now=1.2)
     picker.end(pick, outcome="ended", now=1.3)
-    assert picker.table.entries == 0
+    assert picker.caches.table.entries == 0
     assert (pick.computed, pick.failed, pick.decision.status) == (False, told == 500, told)
 
 
@@ -158,16 +158,16 @@ def test_answers_also_take_room_in_the_cache() -> None:
     picker = a_picker(on=endpoints("a"))
     for second, generated in enumerate([1000.0, 1500.0]):
         metrics = EndpointMetrics(scraped_at=float(second), generated_tokens=generated)
-        picker.observe(EndpointName("a"), metrics, now=float(second))
+        picker.news.observe(EndpointName("a"), metrics, now=float(second))
     assert held_bytes(picker, "a") == 2000  # 500 tokens
 
 
 def test_the_answer_of_a_restarted_process_changes_no_table() -> None:
     picker = a_picker(on=endpoints("a"))
-    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, prompt_tokens=9000.0), now=0.5)
+    picker.news.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, prompt_tokens=9000.0), now=0.5)
     pick = picker.pick(ask(text("p"), stream=True), now=1.0)
     picker.on_response_headers(pick, status=200, served=A, now=1.1)
-    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=2.0, prompt_tokens=0.0), now=2.0)
+    picker.news.observe(EndpointName("a"), EndpointMetrics(scraped_at=2.0, prompt_tokens=0.0), now=2.0)
     picker.on_feedback(pick, ResponseFeedback(first_token_at=2.4), now=2.5)
     picker.end(pick, outcome="ended", now=2.6)
     assert held_bytes(picker, "a") == 0
@@ -176,12 +176,12 @@ def test_the_answer_of_a_restarted_process_changes_no_table() -> None:
 
 def test_the_table_has_the_capacity_that_the_server_states() -> None:
     picker = a_picker(PolicySpec(table=Table(default_capacity_tokens=5000)), on=endpoints("a"))
-    assert picker.table.mirrors[EndpointName("a")].capacity_bytes == 20_000
-    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=1.0, capacity_tokens=3000), now=1.0)
+    assert picker.caches.table.mirrors[EndpointName("a")].capacity_bytes == 20_000
+    picker.news.observe(EndpointName("a"), EndpointMetrics(scraped_at=1.0, capacity_tokens=3000), now=1.0)
     for number in range(10):
         serve(picker, ask(text(f"p{number}")), now=2.0 + number)
         picker.housekeep(now=3.0 + number)
-    assert picker.table.mirrors[EndpointName("a")].capacity_bytes == 12_000
+    assert picker.caches.table.mirrors[EndpointName("a")].capacity_bytes == 12_000
     assert held_bytes(picker, "a") <= 12_000
     assert picker.pick(ask(text("p9")), now=20.0).decision.matched_tokens > 1900
     assert picker.pick(ask(text("p0")), now=20.0).decision.matched_tokens == 0
@@ -191,24 +191,24 @@ def test_a_prompt_that_is_certainly_too_long_is_sent_and_books_nothing() -> None
     for limit, tokens in ((1000, 0), (None, 2000)):
         picker = a_picker(on=endpoints("a"))
         card = ModelCard("m", max_model_len=limit)
-        picker.take_lists({EndpointName("a"): ModelList((card,))}, now=0.0)
+        picker.news.take_lists({EndpointName("a"): ModelList((card,))}, now=0.0)
         pick = picker.pick(ask(text("p")), now=1.0)
         assert undone(picker, "a", now=1.0) == tokens
-        assert bool(picker.table.match(pick.chain)) == bool(tokens)
+        assert bool(picker.caches.table.match(pick.chain)) == bool(tokens)
 
 
 def test_headers_of_a_stream_prove_nothing_where_pages_show_the_prefill() -> None:
     picker = a_picker(on=endpoints("a"))
     for now, computed in ((0.0, 0.0), (1.0, 0.0), (3.0, 1.0)):
         page = EndpointMetrics(scraped_at=now, running=1, ttft_count=computed)
-        picker.observe(EndpointName("a"), page, now=now)
+        picker.news.observe(EndpointName("a"), page, now=now)
         if now == 1.0:
             pick = picker.pick(ask(text("p"), stream=True), now=2.0)
             picker.on_response_headers(pick, status=200, served=None, now=2.1)
-            assert picker.table.entries == 0
-    assert picker.table.entries == len(pick.chain)
+            assert picker.caches.table.entries == 0
+    assert picker.caches.table.entries == len(pick.chain)
     picker.end(pick, outcome="aborted", now=4.0)
-    assert picker.table.entries == len(pick.chain)
+    assert picker.caches.table.entries == len(pick.chain)
 
 
 def test_a_refused_request_is_no_work_that_others_waited_for() -> None:
@@ -224,17 +224,17 @@ def test_a_refused_request_is_no_work_that_others_waited_for() -> None:
 def test_the_guess_of_a_stream_that_was_let_go_ends_with_its_server(fate: str) -> None:
     picker = a_picker(on=endpoints("a"))
     page = EndpointMetrics(scraped_at=0.0, running=1, prompt_tokens=10.0)
-    picker.observe(EndpointName("a"), page, now=0.0)
+    picker.news.observe(EndpointName("a"), page, now=0.0)
     pick = picker.pick(ask(text("p"), stream=True), now=1.0)
     picker.detach(pick, now=1.0)
-    assert picker.table.match(pick.chain)
+    assert picker.caches.table.match(pick.chain)
     if fate == "gone":
-        picker.set_endpoints([], now=2.0)
+        picker.news.set_endpoints([], now=2.0)
     else:
         after = EndpointMetrics(scraped_at=700.0, prompt_tokens=0.0) if fate == "restarted" else None
-        picker.observe(EndpointName("a"), after, now=700.0)
+        picker.news.observe(EndpointName("a"), after, now=700.0)
     picker.check_integrity()
-    assert not picker.table.match(pick.chain)
+    assert not picker.caches.table.match(pick.chain)
     assert not pick.guess.open
 
 

@@ -36,7 +36,7 @@ def test_one_cut_answer_counts_as_one_failure_and_is_forgotten() -> None:
     picker = a_picker()
     events: list[PickerEvent] = []
     picker.subscribe(events.append)
-    assert picker.answer_cut(A, now=1.0)
+    assert picker.news.answer_cut(A, now=1.0)
     state = picker.fleet.get(EndpointName("a"))
     assert state is not None
     assert picker.fleet.failures.share(state, now=1.0) == pytest.approx(0.2)
@@ -47,17 +47,17 @@ def test_one_cut_answer_counts_as_one_failure_and_is_forgotten() -> None:
 
 def test_an_address_that_no_endpoint_has_changes_nothing() -> None:
     picker = a_picker()
-    assert not picker.answer_cut(Address("10.9.9.9", 1), now=1.0)
+    assert not picker.news.answer_cut(Address("10.9.9.9", 1), now=1.0)
     assert not picker.fleet.failures.marks
 
 
 def test_answers_that_end_without_a_cut_lower_the_failure_share() -> None:
     picker = a_picker()
     for _ in range(4):
-        picker.answer_cut(A, now=1.0)
+        picker.news.answer_cut(A, now=1.0)
     state = picker.fleet.get(EndpointName("a"))
     assert state is not None
-    assert picker.left_out(now=1.0)[state] == "its answers break off midway"
+    assert picker.news.left_out(now=1.0)[state] == "its answers break off midway"
     pick = next(
         p for p in (picker.pick(chat_request(), now=60.0) for _ in range(4)) if p.decision.chosen == "a"
     )
@@ -72,7 +72,7 @@ def test_answers_that_end_without_a_cut_lower_the_failure_share() -> None:
     )
     picker.housekeep(now=62.1)
     assert picker.fleet.failures.share(state, now=62.1) < 0.5
-    assert not picker.left_out(now=62.1)
+    assert not picker.news.left_out(now=62.1)
 
 
 @pytest.mark.parametrize("answers_per_s", [10, 100, 1000])
@@ -82,10 +82,10 @@ def test_one_cut_answer_a_second_does_not_leave_a_busy_server_out(answers_per_s:
     assert state is not None
     for n in range(10 * answers_per_s):
         now = 1.0 + n / answers_per_s
-        picker.on_peer_answer(state, failed=False, now=now)
+        picker.news.on_peer_answer(state, failed=False, now=now)
         if n % answers_per_s == 0:
-            picker.answer_cut(A, now=now)
+            picker.news.answer_cut(A, now=now)
         if n % answers_per_s == answers_per_s - 1:
             picker.housekeep(now=now)
-            assert not picker.left_out(now=now), f"after {now:.0f} s"
+            assert not picker.news.left_out(now=now), f"after {now:.0f} s"
             assert picker.fleet.failures.share(state, now=now) < 0.4

@@ -27,7 +27,7 @@ def policy(name: str, spec: PolicySpec) -> Policy:
 
 def picker_trying(spec: PolicySpec, tried: PolicySpec | None = None, *, seed: int = 0) -> Picker:
     picker = Picker(policy("acts", spec), rng=random.Random(seed))
-    picker.set_endpoints(
+    picker.news.set_endpoints(
         [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate(NAMES)], now=0.0
     )
     picker.set_dry_run(policy("tried", tried) if tried is not None else None)
@@ -94,7 +94,7 @@ def test_a_policy_that_would_refuse_picks_no_server() -> None:
         PolicySpec(), PolicySpec(load=LoadSettings(max_waiting=0, when_saturated="Reject"))
     )
     for name in NAMES:
-        picker.observe(EndpointName(name), EndpointMetrics(scraped_at=0.0, waiting=5), now=0.0)
+        picker.news.observe(EndpointName(name), EndpointMetrics(scraped_at=0.0, waiting=5), now=0.0)
     would = picker.pick(numbered_request(0), now=0.1).decision.dry_run
     assert would is not None
     assert (would.chosen, would.reason, would.agrees) == ("", "saturated", False)

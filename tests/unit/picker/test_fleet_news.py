@@ -19,7 +19,7 @@ from tests.unit.picker.picker_questions import a_picker, ask, endpoints, serve, 
 
 
 def rename(picker: Picker, server: str, model: str, *, now: float) -> None:
-    picker.take_lists({EndpointName(server): ModelList((ModelCard(model),))}, now=now)
+    picker.news.take_lists({EndpointName(server): ModelList((ModelCard(model),))}, now=now)
 
 
 def blocks() -> int:
@@ -31,11 +31,11 @@ def test_names_on_a_page_stand_for_a_list_that_was_refused_before_it() -> None:
     """Pickers that name a model differently would share neither bounds nor shares of their queues."""
     picker = a_picker(on=endpoints("a"))
     name, page = EndpointName("a"), EndpointMetrics(scraped_at=1.0, models=frozenset({"m"}))
-    picker.observe(name, page, now=1.0)
+    picker.news.observe(name, page, now=1.0)
     assert picker.fleet.models == {""}, "it was not asked yet"
     picker = a_picker(on=endpoints("a"))
-    picker.take_lists({name: None}, now=0.0)
-    picker.observe(name, page, now=1.0)
+    picker.news.take_lists({name: None}, now=0.0)
+    picker.news.observe(name, page, now=1.0)
     assert picker.fleet.models == {"m"}
 
 

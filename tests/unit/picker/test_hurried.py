@@ -57,12 +57,12 @@ def test_only_servers_of_its_model_are_asked() -> None:
     picker = a_picker(on=[*endpoints("a", model="m"), *endpoints("b", model="n")])
     request = msgspec.structs.replace(hurried(1), inference=msgspec.structs.replace(UNREAD, model="n"))
     assert picker.pick(request, now=0.0).decision.chosen == "b"
-    assert not picker.one_model
+    assert not picker.news.one_model
 
 
 def test_a_conformance_run_names_the_server_although_there_is_no_time() -> None:
     picker = a_picker(on=endpoints("abcd"))
-    named = next(each.address for each in picker.endpoints() if each.name == "c")
+    named = next(each.address for each in picker.news.endpoints() if each.name == "c")
     for n in range(20):
         pick = picker.pick(msgspec.structs.replace(hurried(n), prescribed=(named,)), now=n / 1000)
         assert (pick.decision.chosen, pick.decision.reason) == ("c", "prescribed")
@@ -71,7 +71,7 @@ def test_a_conformance_run_names_the_server_although_there_is_no_time() -> None:
 
 def test_an_unread_request_is_refused_if_there_is_no_endpoint() -> None:
     picker = a_picker()
-    picker.set_endpoints([], now=0.0)
+    picker.news.set_endpoints([], now=0.0)
     with pytest.raises(NoEndpointError):
         picker.pick(hurried(1), now=0.0)
 
@@ -79,6 +79,6 @@ def test_an_unread_request_is_refused_if_there_is_no_endpoint() -> None:
 def test_prefixes_are_neither_read_nor_recorded() -> None:
     picker = a_picker(on=endpoints("ab"))
     serve(picker, ask(text("long")), now=0.0)
-    before = picker.table.entries
+    before = picker.caches.table.entries
     picker.pick(hurried(1), now=0.1)
-    assert picker.table.entries == before
+    assert picker.caches.table.entries == before

@@ -59,8 +59,8 @@ def test_what_a_server_kept_is_gone_after_its_restart() -> None:
     picker = a_picker()
     made = {"resp_1": make(picker, "resp_1", now=1.0)}
     server = made["resp_1"]
-    picker.observe(server, EndpointMetrics(scraped_at=2.0, prompt_tokens=500.0), now=2.0)
-    picker.observe(server, EndpointMetrics(scraped_at=3.0, prompt_tokens=1.0), now=3.0)
+    picker.news.observe(server, EndpointMetrics(scraped_at=2.0, prompt_tokens=500.0), now=2.0)
+    picker.news.observe(server, EndpointMetrics(scraped_at=3.0, prompt_tokens=1.0), now=3.0)
     assert picks(picker, made, now=4.0)["resp_1"][0] == "no_state"
 
 
@@ -70,9 +70,9 @@ def test_a_server_that_has_left_or_fails_gets_no_follow_up() -> None:
     server = made["resp_1"]
     for n in range(10):
         picker.fleet.failures.failed(state(picker, server), Form.FAILS, now=2.0 + n / 10)
-    assert picker.left_out(now=4.0)
+    assert picker.news.left_out(now=4.0)
     assert picks(picker, made, now=4.0)["resp_1"][1] is False
-    picker.set_endpoints([e for e in endpoints("abcd") if e.name != server], now=5.0)
+    picker.news.set_endpoints([e for e in endpoints("abcd") if e.name != server], now=5.0)
     assert picks(picker, made, now=6.0)["resp_1"][0] == "no_state"
 
 

@@ -89,7 +89,7 @@ class Process:
         """Check that no collection is larger than its bound."""
         largest = max(self.sizes())
         assert largest[0] <= _MOST, largest
-        assert sum(mirror.entries for mirror in self.picker.table.mirrors.values()) < 200
+        assert sum(mirror.entries for mirror in self.picker.caches.table.mirrors.values()) < 200
 
 
 def blocks() -> int:
@@ -109,7 +109,7 @@ def test_names_of_servers_that_left_stay_in_no_collection() -> None:
     process, counted = Process(), list[Counter[str]]()
     for n in range(900):
         now, address = 10.0 * n, Address("10.1.0.0", 8000 + n)
-        process.picker.set_endpoints([Endpoint(EndpointName(f"server {n}"), address)], now=now)
+        process.picker.news.set_endpoints([Endpoint(EndpointName(f"server {n}"), address)], now=now)
         pick = process.picker.pick(ask(b"prompt", stream=True), now=now)
         process.picker.on_response_headers(pick, status=200, served=address, now=now)
         process.picker.end(pick, outcome="ended", now=now)

@@ -38,7 +38,7 @@ from tests.unit.sources.scraping.engine_pages import PAGES, idle
 
 def test_predicted_cached_tokens_are_whole_blocks_and_never_whole_prompt() -> None:
     picker = a_picker(on=endpoints("a"))
-    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, block_size=16), now=0.5)
+    picker.news.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, block_size=16), now=0.5)
     serve(
         picker, ask(text("p", 8192)), now=1.0
     )  # 2,048 tokens are 128 blocks. Only whole chunks and whole blocks count.
@@ -76,7 +76,7 @@ def test_a_call_that_computes_no_tokens_books_none() -> None:
 def test_a_models_only_server_that_is_down_is_a_503_not_another_model() -> None:
     picker = a_picker(on=[*endpoints("a", model="m"), *endpoints("b", model="n")])
     for second in range(3):
-        picker.observe(EndpointName("a"), None, now=float(second))
+        picker.news.observe(EndpointName("a"), None, now=float(second))
     with pytest.raises(NoEndpointError):
         picker.pick(ask(model="m"), now=4.0)
     assert picker.pick(ask(model="n"), now=4.0).destinations == (B,)
@@ -105,7 +105,7 @@ def test_prescribed_endpoints_are_taken_in_their_order_once_each() -> None:
 
 def saturate(picker: Picker, *, now: float) -> None:
     for name in "abcd":
-        picker.observe(EndpointName(name), EndpointMetrics(scraped_at=now, waiting=1000), now=now)
+        picker.news.observe(EndpointName(name), EndpointMetrics(scraped_at=now, waiting=1000), now=now)
 
 
 @pytest.mark.parametrize("rule", get_args(RuleName))
@@ -118,7 +118,7 @@ def test_a_policy_may_refuse_requests_when_all_endpoints_are_saturated(rule: Rul
         picker.pick(ask(text("p")), now=1.0)
     assert (caught.value.status, caught.value.retry_after_s) == (429, 7)
     assert in_flight(picker) == {}
-    assert picker.table.entries == 0
+    assert picker.caches.table.entries == 0
 
 
 def test_a_server_without_numbers_gets_its_share_beside_vllm() -> None:
@@ -131,7 +131,7 @@ def test_a_server_without_numbers_gets_its_share_beside_vllm() -> None:
                 page = EndpointMetrics(scraped_at=now)
                 if name != "d":
                     page = replace(page, running=in_flight(picker).get(name, 0), waiting=0)
-                picker.observe(EndpointName(name), page, now=now)
+                picker.news.observe(EndpointName(name), page, now=now)
         if len(open_picks) == 8:
             done = open_picks.pop(0)
             picker.on_response_headers(done, status=200, served=done.destinations[0], now=now)
@@ -144,7 +144,7 @@ def test_a_server_without_numbers_gets_its_share_beside_vllm() -> None:
 def test_two_names_of_one_model_share_a_prefix_and_an_adapter_does_not() -> None:
     cards = (ModelCard("a", root="/m"), ModelCard("b", root="/m"), ModelCard("lora", parent="a"))
     picker = a_picker()
-    picker.take_lists({EndpointName(name): ModelList(cards) for name in "abcd"}, now=0.0)
+    picker.news.take_lists({EndpointName(name): ModelList(cards) for name in "abcd"}, now=0.0)
     serve(picker, ask(text("p"), model="a"), now=1.0)
     times = {"lora": 10.0, "b": 20.0, "": 30.0}
     matched = [
@@ -161,7 +161,7 @@ def test_a_clock_that_jumps_leaves_no_server_out_and_no_work_behind(jump_s: floa
         now += 1.0 if second != 20 else jump_s
         for name in "ab":
             page = EndpointMetrics(scraped_at=now, running=1, generated_tokens=second, finished=second)
-            picker.observe(EndpointName(name), page, now=now)
+            picker.news.observe(EndpointName(name), page, now=now)
         picker.housekeep(now=now)
         begun.append(picker.pick(ask(text(f"{second % 5}"), stream=True), now=now))
         if len(begun) > 3:
@@ -169,7 +169,7 @@ def test_a_clock_that_jumps_leaves_no_server_out_and_no_work_behind(jump_s: floa
             picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
             picker.end(pick, outcome="ended", now=now)
         picker.check_integrity()
-        assert not picker.left_out(now=now)
+        assert not picker.news.left_out(now=now)
     assert min(pick.decision.matched_tokens for pick in begun) > 1900
     assert sum(undone(picker, name, now=now) for name in "ab") < 100
 
@@ -183,6 +183,6 @@ def test_an_engine_beside_vllm_gets_its_fair_share(engine: str) -> None:
         other = idle(PAGES[engine][0]) if engine in PAGES else b""
         for name, page in zip("abc", (vllm, vllm, other), strict=True):
             read = parse_page(page, scraped_at=float(n)) if page else EndpointMetrics(scraped_at=float(n))
-            picker.observe(EndpointName(name), read, now=float(n))
+            picker.news.observe(EndpointName(name), read, now=float(n))
         chosen.append(serve(picker, ask(text(f"p{n}")), now=n + 0.1).decision.chosen)
     assert 14 <= chosen.count(EndpointName("c")) <= 26

@@ -86,12 +86,12 @@ def test_a_request_that_is_let_go_ends_once() -> None:
 def test_only_a_restart_seen_in_counters_sends_an_event() -> None:
     picker, events = heard_picker()
     name = EndpointName("a")
-    picker.observe(name, EndpointMetrics(scraped_at=1.0, prompt_tokens=500.0, finished=5.0), now=1.0)
-    picker.observe(name, EndpointMetrics(scraped_at=2.0, prompt_tokens=10.0, finished=0.0), now=2.0)
+    picker.news.observe(name, EndpointMetrics(scraped_at=1.0, prompt_tokens=500.0, finished=5.0), now=1.0)
+    picker.news.observe(name, EndpointMetrics(scraped_at=2.0, prompt_tokens=10.0, finished=0.0), now=2.0)
     assert [(type(event), time_of(event)) for event in events] == [(Restarted, 2.0)]
     state = picker.fleet.get(name)
     assert state is not None
     assert state.cold_at == 2.0
-    picker.set_endpoints([Endpoint(name, A, incarnation="2")], now=3.0)
+    picker.news.set_endpoints([Endpoint(name, A, incarnation="2")], now=3.0)
     assert len(events) == 1
     assert state.cold_at == 3.0

@@ -32,7 +32,7 @@ def test_a_new_policy_keeps_the_table_and_takes_effect_with_the_next_pick() -> N
     decision = picker.pick(ask(text("p")), now=3.0).decision
     assert decision.rule == "affinity"
     assert decision.matched_tokens > 1900
-    assert picker.table.mirrors[EndpointName("a")].capacity_bytes == 4000
+    assert picker.caches.table.mirrors[EndpointName("a")].capacity_bytes == 4000
     assert picker.policy.spec == spec
 
 
@@ -40,7 +40,7 @@ def test_new_chunk_size_empties_table_and_older_requests_end_without_error() -> 
     picker = a_picker(on=endpoints("ab"))
     old = [picker.pick(ask(text("p"), stream=True), now=1.0) for _ in range(4)]
     picker.set_policy(policy_of(PolicySpec(chunks=Chunks(size_bytes=128))), now=2.0)
-    assert picker.table.entries == 0
+    assert picker.caches.table.entries == 0
     picker.on_response_headers(old[0], status=200, served=old[0].destinations[1], now=2.1)  # moved
     picker.on_response_headers(old[1], status=500, served=None, now=2.1)
     picker.on_response_headers(old[2], status=200, served=None, now=2.1)
@@ -49,7 +49,7 @@ def test_new_chunk_size_empties_table_and_older_requests_end_without_error() -> 
         picker.end(pick, outcome="ended", now=3.0)
     assert in_flight(picker) == {}
     moved = old[0].state.endpoint.name
-    assert {mirror.name for mirror in picker.table.mirrors.values() if mirror.entries} <= {moved}
+    assert {mirror.name for mirror in picker.caches.table.mirrors.values() if mirror.entries} <= {moved}
     check(picker)
     serve(picker, ask(text("p")), now=4.0)
     assert picker.pick(ask(text("p")), now=5.0).decision.prompt_chunks == 62
@@ -67,7 +67,7 @@ def test_the_share_of_sampled_requests_is_the_policys() -> None:
 
 def test_a_decision_shows_the_known_numbers_and_the_reason() -> None:
     picker = a_picker()
-    picker.observe(
+    picker.news.observe(
         EndpointName("b"), EndpointMetrics(scraped_at=0.5, running=3, waiting=2, kv_usage=0.5), now=0.5
     )
     pick = picker.pick(ask(text("p"), model="m"), now=1.0)

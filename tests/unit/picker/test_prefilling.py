@@ -55,7 +55,7 @@ def split(spec: PolicySpec = PolicySpec()) -> Picker:  # noqa: B008 - frozen
 def busy(picker: Picker, name: str, *, running: int, now: float) -> None:
     """Let `running` answers run on the server. A prefill would delay them."""
     page = EndpointMetrics(scraped_at=now, running=running, waiting=0)
-    picker.observe(EndpointName(name), page, now=now)
+    picker.news.observe(EndpointName(name), page, now=now)
 
 
 def long_pick(picker: Picker, name: str = "p", *, now: float = 1.0, stream: bool = True) -> Pick:
@@ -95,7 +95,7 @@ def test_prompt_is_booked_only_at_the_prefill_endpoint_and_held_by_both() -> Non
     assert undone(picker, helper.name, now=1.0) == 20_000
     assert undone(picker, pick.decision.chosen, now=1.0) == 0
     assert in_flight(picker) == {helper.name: 1, pick.decision.chosen: 1}
-    assert set(picker.table.match(pick.chain)) == {helper.name, pick.decision.chosen}
+    assert set(picker.caches.table.match(pick.chain)) == {helper.name, pick.decision.chosen}
     picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=4.0)
     assert held_bytes(picker, helper.name) == held_bytes(picker, pick.decision.chosen) > 0
     assert in_flight(picker) == {pick.decision.chosen: 1}
@@ -127,7 +127,7 @@ def test_an_error_leaves_nothing_behind_at_either_endpoint(status: int) -> None:
     picker.on_response_headers(pick, status=status, served=pick.destinations[0], now=2.0)
     picker.end(pick, outcome="ended", now=2.0)
     assert in_flight(picker) == {}
-    assert picker.table.entries == 0
+    assert picker.caches.table.entries == 0
     picker.check_integrity()
 
 
@@ -137,7 +137,7 @@ def test_a_request_that_ends_before_its_answer_leaves_nothing_behind(outcome: st
     pick = long_pick(picker)
     picker.end(pick, outcome=outcome, now=2.0)  # type: ignore[arg-type]
     assert in_flight(picker) == {}
-    assert picker.table.entries == 0
+    assert picker.caches.table.entries == 0
 
 
 def test_a_stream_that_is_let_go_leaves_the_prompt_to_the_scrapes_of_both() -> None:
@@ -147,7 +147,7 @@ def test_a_stream_that_is_let_go_leaves_the_prompt_to_the_scrapes_of_both() -> N
     assert in_flight(picker) == {}
     assert pick.decision.prefill is not None
     assert undone(picker, pick.decision.prefill.name, now=1.0) == 20_000
-    assert picker.table.match(pick.chain) == {pick.decision.prefill.name: len(pick.chain)}
+    assert picker.caches.table.match(pick.chain) == {pick.decision.prefill.name: len(pick.chain)}
 
 
 def test_an_error_counts_against_the_prefill_endpoint() -> None:
@@ -243,7 +243,7 @@ def test_a_prompt_is_computed_where_it_is_answered(
     for name in roles:
         busy(picker, name, running=8, now=1.0)
     for _ in range(3):
-        picker.observe(EndpointName(failing), None, now=1.0)
+        picker.news.observe(EndpointName(failing), None, now=1.0)
     pick = picker.pick(question, now=1.0)
     assert pick.decision.prefill is None
     assert pick.set_headers == ()

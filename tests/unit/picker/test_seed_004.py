@@ -52,9 +52,9 @@ def test_004_1_the_policy_has_the_size_of_a_chunk() -> None:
 def test_004_2_a_routed_request_adds_its_server_to_each_of_its_chunks() -> None:
     picker = a_picker()
     pick = serve(picker, ask(text("p")), now=0.0)
-    (found,) = picker.table.holders(pick.chain)
+    (found,) = picker.caches.table.holders(pick.chain)
     assert found[1] == len(pick.chain)
-    holders = [mirror.name for mirror in picker.table.by_bit if mirror and found[0] & mirror.bit]
+    holders = [mirror.name for mirror in picker.caches.table.by_bit if mirror and found[0] & mirror.bit]
     assert holders == [pick.decision.chosen]
 
 
@@ -63,7 +63,7 @@ def test_004_3_a_request_goes_to_the_longest_match(rule: RuleName) -> None:
     picker = a_picker(PolicySpec(rule=rule), on=endpoints("abc"))
     shared = text("system")
     longer = serve(picker, ask(shared + text("one")), now=0.0).decision.chosen
-    others = [each.destination for each in picker.endpoints() if each.name != longer]
+    others = [each.destination for each in picker.news.endpoints() if each.name != longer]
     serve(picker, ask(shared, subset=frozenset(others)), now=10.0)
     pick = picker.pick(ask(shared + text("one") + text("more")), now=20.0)
     assert (pick.decision.chosen, pick.decision.reason) == (longer, "prefix")
@@ -91,7 +91,7 @@ def with_adapter(spec: PolicySpec) -> Picker:
             kv_usage=0.0,
             active_adapters=frozenset(["sql"] * (name in "ab")),
         )
-        picker.observe(EndpointName(name), page, now=0.0)
+        picker.news.observe(EndpointName(name), page, now=0.0)
     return picker
 
 

@@ -27,7 +27,7 @@ class Empty:
         self.picker = a_picker(PolicySpec(flow=flow), on=gone)
         self.gate = Gate(self.picker)
         self.fates: dict[str, Pick | PickError] = {}
-        self.picker.set_endpoints([], now=0.0, pools=frozenset({"pool"}))
+        self.picker.news.set_endpoints([], now=0.0, pools=frozenset({"pool"}))
 
     def offer(
         self, name: str, *, model: str = "m", now: float = 1.0, longest_s: float = 600.0
@@ -47,7 +47,7 @@ class Empty:
         self.gate.check_integrity()
 
     def come(self, names: str, *, now: float) -> None:
-        self.picker.set_endpoints(endpoints(names, model="m"), now=now)
+        self.picker.news.set_endpoints(endpoints(names, model="m"), now=now)
 
     def went(self) -> Sequence[str]:
         return [name for name, fate in self.fates.items() if isinstance(fate, Pick)]

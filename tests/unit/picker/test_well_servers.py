@@ -80,16 +80,16 @@ def test_health_checks_of_a_load_balancer_bring_no_sick_server_back() -> None:
     picker = a_picker(on=endpoints("ab"))
     for _ in range(6):
         answer_at("b", chat_to_path(path_hash=1), picker, status=500, now=1.0)
-    assert picker.left_out(now=1.0)
+    assert picker.news.left_out(now=1.0)
     before = price(picker, "b")
     for _ in range(6):
         answer_at("b", HEALTH, picker, status=200, now=1.0)
     picker.housekeep(now=3.0)
-    assert picker.left_out(now=3.0)
+    assert picker.news.left_out(now=3.0)
     assert price(picker, "b") == before
     for _ in range(3):
         answer_at("b", chat_to_path(path_hash=1), picker, status=200, now=1.0)
-    assert not picker.left_out(now=1.0)
+    assert not picker.news.left_out(now=1.0)
 
 
 @pytest.mark.parametrize("stands_still", [False, True])
@@ -101,7 +101,7 @@ def test_answers_that_are_not_streamed_take_as_long_as_the_server_computes(*, st
     def scrape(now: float) -> None:
         for name in "ab":
             page = EndpointMetrics(scraped_at=now, running=0, generated_tokens=counted[name])
-            picker.observe(EndpointName(name), page, now=now)
+            picker.news.observe(EndpointName(name), page, now=now)
 
     scrape(0.0)
     busy, other = "a", "b"
@@ -117,8 +117,8 @@ def test_answers_that_are_not_streamed_take_as_long_as_the_server_computes(*, st
             counted[busy] += 0.0 if stands_still else 50.0
             scrape(now)
         picker.housekeep(now=now)
-        assert stands_still or not picker.left_out(now=now)
-    assert bool(picker.left_out(now=10.0)) is stands_still
+        assert stands_still or not picker.news.left_out(now=now)
+    assert bool(picker.news.left_out(now=10.0)) is stands_still
 
 
 @pytest.mark.parametrize("counts", [True, False])
@@ -126,26 +126,26 @@ def test_an_unread_short_answer_counts_once_the_next_page_shows_its_tokens(*, co
     picker = a_picker(PolicySpec(sampling=Sampling(share=0.0)), on=endpoints("ab"))
     for name in "ab":
         page = EndpointMetrics(scraped_at=0.0, generated_tokens=1.0, finished=1.0, ttft_count=1.0)
-        picker.observe(EndpointName(name), page, now=0.0)
+        picker.news.observe(EndpointName(name), page, now=0.0)
     pick = sent_to("a", chat_to_path(path_hash=1), picker, now=5.0)
     picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=5.1)
     picker.end(pick, outcome="ended", now=5.11)
-    assert not picker.table.match(pick.prompt.chain)
+    assert not picker.caches.table.match(pick.prompt.chain)
     after = 2.0 if counts else 1.0
     page = EndpointMetrics(scraped_at=6.0, generated_tokens=after, finished=after, ttft_count=after)
-    picker.observe(EndpointName("a"), page, now=6.0)
-    assert bool(picker.table.match(pick.prompt.chain)) is counts
+    picker.news.observe(EndpointName("a"), page, now=6.0)
+    assert bool(picker.caches.table.match(pick.prompt.chain)) is counts
     assert bool(picker.fleet.failures.probes_due(now=6.0)) is not counts
 
 
 def test_health_checks_are_no_complete_answers_of_a_server_that_cuts() -> None:
     picker = a_picker(on=endpoints("ab"))
     for _ in range(6):
-        picker.answer_cut(state(picker, "b").endpoint.address, now=1.0)
+        picker.news.answer_cut(state(picker, "b").endpoint.address, now=1.0)
     for _ in range(6):
         answer_at("b", HEALTH, picker, status=200, now=1.0)
     picker.housekeep(now=4.0)
-    assert picker.left_out(now=4.0)
+    assert picker.news.left_out(now=4.0)
 
 
 def uncounted_page(waiting: int | None, *, finished: int, now: float) -> EndpointMetrics:
@@ -175,7 +175,7 @@ def test_a_probe_tells_a_long_answer_from_a_hang_where_no_counter_does(
         now = tenth / 10
         for name in "ab":
             page = uncounted_page(waiting, finished=finished[name], now=now)
-            picker.observe(EndpointName(name), page, now=now)
+            picker.news.observe(EndpointName(name), page, now=now)
         if tenth < 10:
             pick = picker.pick(chat_to_path(path_hash=1, stream=False), now=now)
             busy = busy or pick.decision.chosen
@@ -192,7 +192,7 @@ def test_a_probe_tells_a_long_answer_from_a_hang_where_no_counter_does(
             found: Verdict = "unclear" if verdict == "ill" and probe.queued else verdict
             picker.fleet.failures.probed(probe, found, now=now)
     assert set(probes) == {bool(waiting)}
-    assert bool(picker.left_out(now=10.0)) is (verdict == "ill" and not waiting)
+    assert bool(picker.news.left_out(now=10.0)) is (verdict == "ill" and not waiting)
 
 
 @pytest.mark.parametrize(
@@ -214,4 +214,4 @@ def test_a_probe_of_another_server_tells_if_refusals_are_a_fault(
             asked = probe.state.endpoint.name
             picker.fleet.failures.probed(probe, "refused" if asked == "a" else left.pop(0), now=tenth / 10)
     assert not left
-    assert [each.endpoint.name for each in picker.left_out(now=4.0)] == out
+    assert [each.endpoint.name for each in picker.news.left_out(now=4.0)] == out

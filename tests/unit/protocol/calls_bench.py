@@ -52,7 +52,7 @@ class Calls:
 
     def __init__(self, **flow: Any) -> None:
         bench = Bench(flow=Flow(**flow), cost=Cost(prefill_tokens_per_second=1.0))
-        bench.set_endpoints(bench.picker.endpoints()[0].address)
+        bench.set_endpoints(bench.picker.news.endpoints()[0].address)
         self.picker: Picker = bench.picker
         self.gate = Gate(self.picker)
         settings = StreamSettings(longest_delay_s=30.0)

@@ -65,7 +65,7 @@ class Bench:
         self.seen = Seen.of(self.picker)
 
     def set_endpoints(self, *addresses: Address) -> None:
-        self.picker.set_endpoints(
+        self.picker.news.set_endpoints(
             [Endpoint(name=EndpointName(f"e{i}"), address=a) for i, a in enumerate(addresses)], now=0.0
         )
 
@@ -123,4 +123,4 @@ def through(bench: Bench, modes: Modes = BUFFERED, *extra: tuple[str, str]) -> H
 
 def rewriting(bench: Bench, *names: str) -> None:
     """Let requests for these models go to `the-target`. Without names: all requests."""
-    bench.picker.set_rewrites(Rewrites([Rewrite(names, (RewriteTarget("the-target"),))]))
+    bench.picker.news.set_rewrites(Rewrites([Rewrite(names, (RewriteTarget("the-target"),))]))

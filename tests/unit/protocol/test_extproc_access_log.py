@@ -26,7 +26,7 @@ class CutRig:
             Endpoint(EndpointName(f"r{n}"), Address("10.0.0.2", 8000), rank=n, incarnation=str(n))
             for n in range(2)
         ]
-        self.picker.set_endpoints(endpoints, now=0.0)
+        self.picker.news.set_endpoints(endpoints, now=0.0)
         self.cut: list[str] = []
         self.faults: list[str] = []
         self.picker.subscribe(self._hear)

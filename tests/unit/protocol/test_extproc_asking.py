@@ -115,7 +115,7 @@ def test_a_body_that_would_take_too_long_is_routed_by_load_and_model(bench: Benc
         Endpoint(name=EndpointName("a"), address=A, model="chat"),
         Endpoint(name=EndpointName("b"), address=B, model="sql"),
     ]
-    bench.picker.set_endpoints(endpoints, now=0.0)
+    bench.picker.news.set_endpoints(endpoints, now=0.0)
     [answer] = routed(run(bench.stream(), head(BUFFERED), RequestBody(body, end_of_stream=True)))
     decision = bench.seen.picks[0].decision
     assert (decision.unread, decision.kind, decision.prompt_chunks) == ("costly_body", "completions", 0)

@@ -110,7 +110,7 @@ def test_names_of_endpoints_that_left_leave_nothing(process: str) -> None:
             now, name = number * 30.0, f"server-{number}"
             address = Address(f"10.0.{number // 250 % 250}.{number % 250}", 8000)
             endpoint = Endpoint(EndpointName(name), address, incarnation=process and f"{process}{number}")
-            bench.picker.set_endpoints([endpoint], now=now)
+            bench.picker.news.set_endpoints([endpoint], now=now)
             stream = bench.stream()
             for event in (*asked, ResponseHeaders([(":status", "200")])):
                 stream.receive(event, now=now)

@@ -141,7 +141,7 @@ def test_an_error_has_the_shape_that_the_clients_of_its_api_read(
 def listed_by(bench: Bench, *names: str) -> None:
     """Let the first servers of the bench list these models, one each."""
     lists = {EndpointName(f"e{n}"): ModelList((ModelCard(name),)) for n, name in enumerate(names)}
-    bench.picker.take_lists(lists, now=0.0)
+    bench.picker.news.take_lists(lists, now=0.0)
 
 
 @pytest.mark.parametrize("modes", [*ALL, None])

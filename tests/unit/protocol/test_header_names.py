@@ -101,6 +101,6 @@ def test_a_hint_and_a_test_header_name_a_bounded_number_of_addresses() -> None:
     addresses = [f"10.{n // 250}.{n % 250}.1:8000" for n in range(10_000)]
     first = frozenset(map(Address.parse, addresses[:4_096]))
     assert read_addresses(addresses) == read_addresses([",".join(addresses)]) == first
-    endpoints = Bench().picker.endpoints()
+    endpoints = Bench().picker.news.endpoints()
     assert read_prescribed("," * 63 + str(A), endpoints) == (A,)
     assert read_prescribed("," * 64 + str(A), endpoints) == ()

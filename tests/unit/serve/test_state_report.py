@@ -33,13 +33,13 @@ def a_site(*, on: Sequence[Endpoint] = (), spec: PolicySpec = PolicySpec()) -> R
     picker = a_picker(spec, on=on or endpoints("ab"))
     scraper = Scraper(
         settings=lambda: picker.policy.spec.scrape,
-        on_metrics=lambda name, metrics: picker.observe(name, metrics, now=10.0),
+        on_metrics=lambda name, metrics: picker.news.observe(name, metrics, now=10.0),
         in_use=lambda _: False,
         clock=lambda: 10.0,
         keep=Sources(rng=random.Random(1)).keep,
         rng=random.Random(1),
     )
-    scraper.set_endpoints(picker.endpoints())
+    scraper.set_endpoints(picker.news.endpoints())
     return ReportedPicker(picker, scraper)
 
 
@@ -49,7 +49,7 @@ def status(site: ReportedPicker, *, now: float) -> Any:
 
 def test_fresh_numbers_of_a_server_are_shown_and_stale_ones_are_unknown() -> None:
     site = a_site()
-    site.picker.observe(EndpointName("a"), PAGE, now=10.0)
+    site.picker.news.observe(EndpointName("a"), PAGE, now=10.0)
     fresh, unread = status(site, now=11.0).endpoints
     assert (fresh.running, fresh.waiting, fresh.kv_usage, fresh.prefix_hits_tokens) == (3, 1, 0.5, 50.0)
     assert (unread.running, unread.kv_usage, unread.scrape_age_s) == (None, None, None)
@@ -65,14 +65,14 @@ def test_requests_in_flight_and_expected_hits_are_the_pickers_own() -> None:
     (endpoint,) = status(site, now=11.0).endpoints
     assert endpoint.in_flight == 1
     assert endpoint.predicted_tokens > 0
-    assert endpoint.table_entries == site.picker.table.entries > 0
+    assert endpoint.table_entries == site.picker.caches.table.entries > 0
 
 
 def test_an_endpoint_whose_scrapes_fail_is_not_ready() -> None:
     spec = check_spec({"scrape": {"failuresToEject": 1}})
     site = a_site(spec=spec)
-    site.picker.observe(EndpointName("a"), PAGE, now=10.0)
-    site.picker.observe(EndpointName("b"), None, now=10.0)
+    site.picker.news.observe(EndpointName("a"), PAGE, now=10.0)
+    site.picker.news.observe(EndpointName("b"), None, now=10.0)
     by_name = {each.name: each.ready for each in endpoints_of(site.picker, {}, now=10.5)}
     assert by_name == {"a": True, "b": False}
 

@@ -44,9 +44,9 @@ async def test_beginning_and_the_end_of_an_overload_are_each_logged_in_one_line(
 async def test_an_idle_picker_evicts_what_has_no_room() -> None:
     picker, metrics = a_picker(check_spec({"table": {"defaultCapacityTokens": 0}})), new_metrics()
     serve(picker, ask(text("p")), now=time.monotonic())
-    assert picker.table.entries
+    assert picker.caches.table.entries
     async with running_task(Upkeep(picker, metrics, overload=lambda: 0.0).housekeep):
-        await wait_until(lambda: not picker.table.entries, what="the entries are evicted")
+        await wait_until(lambda: not picker.caches.table.entries, what="the entries are evicted")
         assert value(metrics, "epp_tasks") >= 1
 
 
@@ -58,7 +58,7 @@ async def test_a_server_that_fails_is_in_the_log_without_a_request(
     caplog: pytest.LogCaptureFixture, status: int, said: str
 ) -> None:
     picker = a_picker(on=endpoints("ab"))
-    one, other = (frozenset({endpoint.address}) for endpoint in picker.endpoints())
+    one, other = (frozenset({endpoint.address}) for endpoint in picker.news.endpoints())
     now = time.monotonic()
     for _ in range(8):
         serve(picker, ask(subset=one), now=now, status=status)

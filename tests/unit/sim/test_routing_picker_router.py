@@ -35,7 +35,7 @@ def test_everything_booked_is_released(replicas: int, changes: tuple[Change, ...
     assert len(outcome.records) == 120
     for picker in router.pickers:
         picker.fleet.check_integrity()
-        check_integrity(picker.table)
+        check_integrity(picker.caches.table)
         assert all(state.in_flight == 0 for state in picker.fleet.states())
 
 
@@ -64,7 +64,7 @@ def test_loading_adapters_does_not_make_the_servers_seem_slow() -> None:
 def test_the_pickers_table_has_the_capacity_of_each_server() -> None:
     router, fleet = a_run()
     fleet.run()
-    table = router.pickers[0].table
+    table = router.pickers[0].caches.table
     for name, engine in fleet.engines.items():
         mirror = next(n for n in table.mirrors if n == name)
         capacity_bytes = engine.shape.capacity_tokens * 4

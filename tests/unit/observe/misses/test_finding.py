@@ -63,7 +63,7 @@ def test_tokens_that_a_server_held_before_its_restart_count_as_restarted() -> No
         page = EndpointMetrics(
             scraped_at=now, finished=finished, prompt_tokens=finished, generated_tokens=finished
         )
-        picker.observe(EndpointName("a"), page, now=now)
+        picker.news.observe(EndpointName("a"), page, now=now)
     served(picker, text("one", 8192), now=4.0)
     assert missed(misses)["restarted"] == pytest.approx(0.5, abs=0.02)
 
@@ -89,7 +89,7 @@ def test_no_server_is_unavailable_however_prompts_end(rule: str) -> None:
     picker, misses = watched(spec, "abc")
     for name in "abc":
         page = EndpointMetrics(scraped_at=0.5, block_size=16, capacity_tokens=100_000)
-        picker.observe(EndpointName(name), page, now=0.5)
+        picker.news.observe(EndpointName(name), page, now=0.5)
     rng, said = random.Random(1), [text(f"system {n}", 3000 + 37 * n) for n in range(20)]
     for turn in range(400):
         which = rng.randrange(len(said))
@@ -102,7 +102,7 @@ def test_no_server_is_unavailable_however_prompts_end(rule: str) -> None:
 def test_a_server_that_was_not_a_candidate_is_named() -> None:
     picker, misses = watched(names="ab")
     first = served(picker, text("one", 8192), now=1.0)
-    elsewhere = [e.address for e in picker.endpoints() if e.name != first]
+    elsewhere = [e.address for e in picker.news.endpoints() if e.name != first]
     served(picker, text("one", 8192), subset=frozenset(elsewhere), now=2.0)
     assert missed(misses)["unavailable"] == pytest.approx(0.5, abs=0.02)
 

@@ -63,7 +63,7 @@ async def test_a_server_that_left_is_named_without_the_share_of_its_cache() -> N
     told = await explained(picker, explaining, requests=2)
     (server,) = told["causes"][0]["servers"] or told["causes"][1]["servers"]
     assert 0 < server["full"] < 1
-    picker.set_endpoints([], now=3.0)
+    picker.news.set_endpoints([], now=3.0)
     told = explaining.account(1e12)
     (gone,) = told["causes"][0]["servers"] or told["causes"][1]["servers"]
     assert gone == server | {"full": None}

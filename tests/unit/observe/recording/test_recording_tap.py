@@ -142,7 +142,7 @@ def test_a_clock_that_was_set_back_gives_no_negative_time() -> None:
 def test_the_opening_says_how_the_picker_cuts_and_routes() -> None:
     picker = a_picker()
     opening = tapping.opening_of(picker)
-    assert opening.chunk_bytes == picker.table.schedule.chunk_bytes
+    assert opening.chunk_bytes == picker.caches.table.schedule.chunk_bytes
     assert opening.policy["spec"]["rule"] == picker.policy.spec.rule
     assert opening.hashing == tapping.opening_of(a_picker()).hashing
     other = Picker(DEFAULT_POLICY, rng=random.Random(1), secret=HashSecret(b"x" * 32))
@@ -154,7 +154,7 @@ def test_the_opening_says_how_the_picker_cuts_and_routes() -> None:
 def test_the_description_of_a_server_has_its_stated_capacity_or_none() -> None:
     picker = a_picker()
     page = EndpointMetrics(scraped_at=1.0, capacity_tokens=100_000, block_size=16)
-    picker.observe(EndpointName("b"), page, now=1.0)
+    picker.news.observe(EndpointName("b"), page, now=1.0)
     found = {server.name: server for server in tapping.servers_of(picker).servers}
     assert list(found) == list("abcd")
     assert found["b"].capacity_tokens == 100_000

@@ -87,7 +87,7 @@ def test_a_probe_is_marked_as_queued_if_requests_wait_at_its_server(waiting: int
     picker = a_picker(on=endpoints("a"))
     fail_answers(picker, "a", times=1, now=1.0)
     page = EndpointMetrics(scraped_at=1.0, waiting=waiting)
-    picker.observe(EndpointName("a"), page, now=1.0)
+    picker.news.observe(EndpointName("a"), page, now=1.0)
     failures = picker.fleet.failures
     failures.failed(state(picker, "a"), Form.FAILS, asked_model="m", now=1.0)
     [probe] = failures.probes_due(now=1.0)
@@ -100,7 +100,7 @@ def test_probe_is_not_marked_as_queued_if_the_servers_counters_stand_still() -> 
     picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=0.6)
     for at in (1.0, 2.0, 3.0, 4.0):
         page = EndpointMetrics(scraped_at=at, generated_tokens=1.0, waiting=5)
-        picker.observe(EndpointName("a"), page, now=at)
+        picker.news.observe(EndpointName("a"), page, now=at)
     [probe] = picker.fleet.failures.probes_due(now=4.0)
     assert not probe.queued
 
@@ -111,14 +111,14 @@ def test_the_reason_why_a_server_is_left_out_can_be_shown() -> None:
     states = list(picker.fleet.states())
     why = picker.fleet.failures.why(states, now=1.0)
     assert {state.endpoint.name: reason for state, reason in why.items()} == {"a": "its answers fail"}
-    picker.set_endpoints(picker.endpoints()[1:], now=2.0)
+    picker.news.set_endpoints(picker.news.endpoints()[1:], now=2.0)
     assert picker.fleet.failures.share(states[0], now=2.0) == 0.0  # forgotten with its endpoint
 
 
 def test_requests_that_break_with_a_removed_server_blame_no_server() -> None:
     picker = started()
     picks = [picker.pick(chat_request(), now=0.1) for _ in range(24)]
-    picker.set_endpoints(four()[1:], now=1.0)
+    picker.news.set_endpoints(four()[1:], now=1.0)
     for pick in picks:
         picker.end(pick, outcome="failed" if pick.decision.chosen == "a" else "ended", now=1.1)
     picker.housekeep(now=60.0)  # this also looks for servers that never answered
@@ -137,10 +137,10 @@ def test_requests_that_break_with_a_removed_server_blame_no_server() -> None:
 def test_requests_of_the_old_process_do_not_count_for_the_new_one() -> None:
     picker = started("1")
     picks = [picker.pick(chat_request(), now=0.1) for _ in range(24)]
-    picker.set_endpoints(four("2"), now=1.0)
+    picker.news.set_endpoints(four("2"), now=1.0)
     for pick in picks:
         picker.end(pick, outcome="failed" if pick.decision.chosen == "a" else "ended", now=1.1)
-    assert not picker.left_out(now=1.2)
+    assert not picker.news.left_out(now=1.2)
     assert not picker.fleet.failures.probes_due(now=1.2)
 
 
@@ -164,6 +164,6 @@ def test_a_server_that_left_while_its_requests_hung_is_not_kept() -> None:
     for pick in picks:
         if pick.decision.chosen == "b":
             picker.on_response_headers(pick, status=200, served=None, now=0.5)
-    picker.set_endpoints(servers[1:], now=0.6)
+    picker.news.set_endpoints(servers[1:], now=0.6)
     picker.housekeep(now=60.0)
     picker.fleet.check_integrity()

@@ -26,33 +26,33 @@ def warm_picker(of: Endpoint) -> tuple[Picker, int]:
     entries.
     """
     picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
-    picker.set_endpoints([of], now=0.0)
-    picker.observe(A, EndpointMetrics(scraped_at=0.0, capacity_tokens=10**7), now=0.0)
+    picker.news.set_endpoints([of], now=0.0)
+    picker.news.observe(A, EndpointMetrics(scraped_at=0.0, capacity_tokens=10**7), now=0.0)
     for n in range(40):
         prompt = random.Random(n).randbytes(20_000).hex().encode()
         inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=prompt)
         pick = picker.pick(Question("r", inference), now=0.0)
         picker.on_response_headers(pick, status=200, served=None, now=0.0)
-    entries = picker.table.mirrors[A].entries
-    assert picker.table.mirrors[A].used_bytes > 10**6 > 0 < entries
+    entries = picker.caches.table.mirrors[A].entries
+    assert picker.caches.table.mirrors[A].used_bytes > 10**6 > 0 < entries
     return picker, entries
 
 
 def leave_and_return(of: Endpoint, *, as_: Endpoint, away_s: float = 5.0) -> tuple[Picker, int]:
     """Let the endpoint leave and come back as `as_`. Return the number of its entries."""
     picker, entries = warm_picker(of)
-    picker.set_endpoints([], now=0.0)
+    picker.news.set_endpoints([], now=0.0)
     picker.housekeep(now=away_s)
-    picker.set_endpoints([as_], now=away_s)
+    picker.news.set_endpoints([as_], now=away_s)
     picker.check_integrity()
     return picker, entries
 
 
 def test_the_same_process_that_was_not_ready_for_a_moment_is_still_warm() -> None:
     picker, entries = leave_and_return(process_of_a(), as_=process_of_a())
-    assert picker.table.mirrors[A].entries == entries
+    assert picker.caches.table.mirrors[A].entries == entries
     picker.housekeep(now=1000.0)
-    assert picker.table.mirrors[A].entries == entries, "the endpoint is back, so nobody waits for it"
+    assert picker.caches.table.mirrors[A].entries == entries, "the endpoint is back, so nobody waits for it"
 
 
 @pytest.mark.parametrize(
@@ -62,34 +62,34 @@ def test_the_same_process_that_was_not_ready_for_a_moment_is_still_warm() -> Non
 )
 def test_another_process_of_the_same_name_is_cold(other: Endpoint) -> None:
     picker, _ = leave_and_return(process_of_a(), as_=other)
-    assert picker.table.mirrors[A].entries == 0
+    assert picker.caches.table.mirrors[A].entries == 0
 
 
 def test_an_endpoint_that_stays_away_is_forgotten() -> None:
     picker, _ = leave_and_return(process_of_a(), as_=process_of_a(), away_s=60.0)
-    assert picker.table.mirrors[A].entries == 0
+    assert picker.caches.table.mirrors[A].entries == 0
     picker, _ = warm_picker(process_of_a())
-    picker.set_endpoints([], now=0.0)
+    picker.news.set_endpoints([], now=0.0)
     picker.housekeep(now=60.0)
-    assert picker.table.entries == 0
-    assert list(picker.table.mirrors) == []
+    assert picker.caches.table.entries == 0
+    assert list(picker.caches.table.mirrors) == []
 
 
 def test_an_endpoint_without_an_incarnation_comes_back_cold() -> None:
     picker, _ = leave_and_return(process_of_a(incarnation=""), as_=process_of_a(incarnation=""))
-    assert picker.table.mirrors[A].entries == 0
+    assert picker.caches.table.mirrors[A].entries == 0
 
 
 def test_endpoint_that_left_is_forgotten_if_policy_cuts_chunks_differently() -> None:
     picker, _ = warm_picker(process_of_a())
-    picker.set_endpoints([], now=0.0)
+    picker.news.set_endpoints([], now=0.0)
     spec = PolicySpec(chunks=Chunks(size_bytes=128))
     picker.set_policy(
         Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="p"), spec=spec), now=1.0
     )
-    picker.set_endpoints([process_of_a()], now=2.0)
-    assert picker.table.mirrors[A].entries == 0
-    check_integrity(picker.table)
+    picker.news.set_endpoints([process_of_a()], now=2.0)
+    assert picker.caches.table.mirrors[A].entries == 0
+    check_integrity(picker.caches.table)
 
 
 def test_no_more_endpoints_than_a_bound_are_remembered() -> None:
@@ -97,6 +97,6 @@ def test_no_more_endpoints_than_a_bound_are_remembered() -> None:
     many = [
         Endpoint(EndpointName(f"e{n}"), Address("10.0.0.1", n), incarnation="uid") for n in range(1, 4100)
     ]
-    picker.set_endpoints(many, now=0.0)
-    picker.set_endpoints([], now=1.0)
-    assert len(picker.table.mirrors) == MOST_KEPT < len(many)
+    picker.news.set_endpoints(many, now=0.0)
+    picker.news.set_endpoints([], now=1.0)
+    assert len(picker.caches.table.mirrors) == MOST_KEPT < len(many)

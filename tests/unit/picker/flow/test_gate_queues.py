@@ -81,7 +81,7 @@ def test_a_request_that_no_server_can_take_goes_to_the_picker_at_once() -> None:
     picker = busy_picker(busy=0)
     queue = ModelQueue(picker, "m", Flow())
     waiting = waiting_at(queue, picker)
-    picker.set_endpoints([], now=0.0)
+    picker.news.set_endpoints([], now=0.0)
     assert queue.forecast(waiting, now=0.0) == Forecast(0.0, 0.0, 0.0, 1)
 
 

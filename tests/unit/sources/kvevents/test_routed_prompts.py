@@ -17,7 +17,7 @@ A, B = (Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 8000)) for i, n in enum
 def picker_heard_by(queue: RoutedPrompts) -> Picker:
     picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
     picker.subscribe(queue.on_event)
-    picker.set_endpoints([A, B], now=0.0)
+    picker.news.set_endpoints([A, B], now=0.0)
     return picker
 
 

@@ -38,7 +38,7 @@ class Replica:
         secret: HashSecret = NO_SECRET,
     ) -> None:
         self.picker = Picker(policy, rng=random.Random(number), secret=secret)
-        self.picker.set_endpoints(on or endpoints(), now=0.0)
+        self.picker.news.set_endpoints(on or endpoints(), now=0.0)
         self.exchange = Exchange(
             self.picker,
             me=number.to_bytes(8, "little"),
@@ -71,10 +71,10 @@ class Replica:
         changes nothing.
         """
         probe = Replica(
-            99, on=self.picker.endpoints(), policy=self.picker.policy, secret=self.picker.caches.secret
+            99, on=self.picker.news.endpoints(), policy=self.picker.policy, secret=self.picker.caches.secret
         )
         chain = probe.picker.caches.chain(InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=prompt))
-        return self.picker.table.match(chain)
+        return self.picker.caches.table.match(chain)
 
     def in_flight_of_peers(self) -> dict[str, int]:
         return {s.endpoint.name: s.peers_in_flight for s in self.picker.fleet.states() if s.peers_in_flight}
@@ -84,7 +84,7 @@ class Replica:
         return sum(s.backlog.undone_tokens(now=now, rate=0.0) for s in self.picker.fleet.states())
 
     def check(self) -> None:
-        check_integrity(self.picker.table)
+        check_integrity(self.picker.caches.table)
         self.picker.fleet.check_integrity()
         self.exchange.check_integrity()
 

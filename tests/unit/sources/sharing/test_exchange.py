@@ -85,20 +85,20 @@ def hangs_for(replica: Replica, name: str, *, now: float) -> None:
         pick = replica.pick(text(f"{name}{n}"), now=now + n / 100)
         if pick.decision.chosen != name:
             replica.end(pick, now=now + n / 100)
-    replica.picker.observe(EndpointName(name), None, now=now + 30.0)
+    replica.picker.news.observe(EndpointName(name), None, now=now + 30.0)
 
 
 def test_a_cut_answer_that_one_picker_reports_counts_once_at_the_others() -> None:
     one, other = Replica(1), Replica(2)
     meet([one, other], now=0.0)
     for n in range(4):
-        assert one.picker.answer_cut(Address("10.0.0.1", 8000), now=1.0 + n / 100)
+        assert one.picker.news.answer_cut(Address("10.0.0.1", 8000), now=1.0 + n / 100)
     other.receive(one.send(now=1.1), now=1.1)
     for picker in (one.picker, other.picker):
         state = picker.fleet.get(EndpointName("a"))
         assert state is not None
         assert picker.fleet.failures.share(state, now=1.1) == pytest.approx(0.59, abs=0.01)
-        assert picker.left_out(now=1.1) == {state: "its answers break off midway"}
+        assert picker.news.left_out(now=1.1) == {state: "its answers break off midway"}
     events = [event for batch in other.send(now=1.2) for event in decode_batch(batch).events]
     assert not events, "the picker does not report it again"
 

@@ -74,7 +74,7 @@ def test_longer_chains_are_known_by_their_beginning() -> None:
     state = next(iter(replica.picker.fleet.states()))
     chain = pack_hashes(range(1, 3 * MOST_CHUNKS))
     replica.exchange.receive(peer_batch([HeldChain(0, "a", identity_of(state), chain)]), now=1.0)
-    assert replica.picker.table.mirrors[state.endpoint.name].entries == MOST_CHUNKS
+    assert replica.picker.caches.table.mirrors[state.endpoint.name].entries == MOST_CHUNKS
     replica.check()
 
 

@@ -36,7 +36,7 @@ def two_with_prefill() -> Iterator[tuple[Replica, Replica]]:
 def shared_long_pick(replica: Replica, name: str, *, now: float) -> Pick:
     for decoder in "ab":
         page = EndpointMetrics(scraped_at=now, running=8, waiting=0)
-        replica.picker.observe(EndpointName(decoder), page, now=now)
+        replica.picker.news.observe(EndpointName(decoder), page, now=now)
     pick = replica.pick(text(name, LONG), now=now)
     assert pick.decision.prefill is not None
     return pick

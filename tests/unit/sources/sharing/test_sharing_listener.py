@@ -86,7 +86,7 @@ def test_news_from_before_a_restart_does_not_restore_what_server_has_lost() -> N
 
 def test_news_of_another_process_of_the_same_name_is_ignored() -> None:
     one, other = two()
-    other.picker.set_endpoints(endpoints(incarnation="2"), now=5.0)
+    other.picker.news.set_endpoints(endpoints(incarnation="2"), now=5.0)
     one.pick(text("p"), now=10.0)
     other.receive(one.send(now=10.0), now=10.0)
     assert other.matched(text("p"), now=10.0) == {}
@@ -124,7 +124,7 @@ def test_an_endpoint_that_leaves_with_requests_of_others_is_forgotten() -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
     other.receive(one.send(now=10.0), now=10.0)
-    other.picker.set_endpoints([Endpoint(EndpointName("z"), Address("10.0.0.9", 8000))], now=10.5)
+    other.picker.news.set_endpoints([Endpoint(EndpointName("z"), Address("10.0.0.9", 8000))], now=10.5)
     one.end(pick, now=11.0)
     other.receive(one.send(now=11.0), now=11.0)
     assert other.undone(now=11.0) == 0
@@ -154,7 +154,7 @@ def restarted(replica: Replica, name: EndpointName, *, now: float) -> None:
     """Let this picker see the endpoint's counters go back."""
     for at, tokens in ((now - 0.1, 5000.0), (now, 3.0)):
         page = EndpointMetrics(scraped_at=at, prompt_tokens=tokens, finished=tokens)
-        replica.picker.observe(name, page, now=at)
+        replica.picker.news.observe(name, page, now=at)
 
 
 def test_a_picker_skips_its_own_batches() -> None:
@@ -233,13 +233,13 @@ def test_a_prompt_computed_after_its_stream_was_let_go_is_known_to_others() -> N
     one, other = two()
     for n in (0, 1):
         page = EndpointMetrics(scraped_at=9.0 + n, running=0, ttft_count=0.0)
-        one.picker.observe(EndpointName("a"), page, now=9.0 + n)
+        one.picker.news.observe(EndpointName("a"), page, now=9.0 + n)
     pick = one.pick(text("p"), now=10.0, only=Address("10.0.0.1", 8000))
     one.picker.on_response_headers(pick, status=200, served=None, now=10.5)
     one.picker.detach(pick, now=10.5)
     other.receive(one.send(now=11.0), now=11.0)
     assert other.matched(text("p"), now=11.0) == {}
     page = EndpointMetrics(scraped_at=12.0, running=0, ttft_count=1.0)
-    one.picker.observe(EndpointName("a"), page, now=12.0)
+    one.picker.news.observe(EndpointName("a"), page, now=12.0)
     other.receive(one.send(now=12.0), now=12.0)
     assert other.matched(text("p"), now=12.0) == one.matched(text("p"), now=12.0) != {}
