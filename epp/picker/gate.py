@@ -69,8 +69,6 @@ class ModelQueue:
     def __init__(self, picker: Picker, model: str, settings: Flow) -> None:
         self._picker = picker
         self.model = model
-        self._last: tuple[WaitingRequest, Considered] | None = None
-        """The last request with a forecast, and the picker's choice behind the forecast."""
         self.control: FlowControl[WaitingRequest] = FlowControl(settings, self)
         self.unknown_objectives = 0
         """The number of requests with an objective for which no priority is set."""
@@ -83,25 +81,8 @@ class ModelQueue:
             considered = self._picker.consider(payload.question, prompt=payload.prompt, now=now)
         except PickError:
             return Forecast(0.0, 0.0, 0.0, 1)
-        self._last = (payload, considered)
         left_s = payload.item.deadline - now if payload.item is not None else 0.0
         return forecast_of(considered, left_s=left_s)
-
-    def next(self, *, now: float) -> Decided[WaitingRequest] | None:
-        """Return the next decision (`FlowControl.next`)."""
-        decided = self.control.next(now=now)
-        if decided is None or decided[1] is not None:
-            self._last = None  # the request of the last forecast may leave, and its prompt must be freed
-        return decided
-
-    def considered(self, waiting: WaitingRequest, *, now: float) -> Considered:
-        """Return the choice behind the forecast that let this request go a moment ago. Raises PickError if no
-        server can take the request any more.
-        """
-        last, self._last = self._last, None
-        if last is not None and last[0] is waiting:
-            return last[1]
-        return self._picker.consider(waiting.question, prompt=waiting.prompt, now=now)
 
 
 class Gate:
@@ -203,8 +184,8 @@ class Gate:
         self._unserved.serve(self._picker.pick, now=now)
         ends, left = self._ends, AT_ONCE
         for queue in list(self._queues.values()):
-            while left and (decided := queue.next(now=now)) is not None:
-                self._carry_out(queue, decided, now=now)
+            while left and (decided := queue.control.next(now=now)) is not None:
+                self._carry_out(decided, now=now)
                 left -= ends
         if ends:
             self._queues = {model: queue for model, queue in self._queues.items() if not queue.control.empty}
@@ -273,17 +254,22 @@ class Gate:
             queue.unknown_objectives += 1
         return spec.models.get(question.inference.model, 0)
 
-    def _carry_out(self, queue: ModelQueue, decided: Decided[WaitingRequest], *, now: float) -> None:
-        item, refusal = decided
+    def _carry_out(self, decided: Decided[WaitingRequest], *, now: float) -> None:
+        item, outcome = decided
         waiting = item.payload
         waiting.item = None  # no circle of references may keep the prompt in memory
         fate: Pick | PickError
-        if refusal is not None:
-            fate = _error(refusal)
+        if isinstance(outcome, Refusal):
+            fate = _error(outcome)
         else:
             try:
+                # Nothing has changed since the forecast. Without a choice no server could take the request:
+                # considering it again gives the error.
+                considered = outcome.choice or self._picker.consider(
+                    waiting.question, prompt=waiting.prompt, now=now
+                )
                 queued = Queued(now - item.arrived_at, item.priority, item.tenant)
-                fate = self._picker.commit(queue.considered(waiting, now=now), queued=queued, now=now)
+                fate = self._picker.commit(considered, queued=queued, now=now)
             except PickError as error:
                 fate = error
         waiting.decided(fate, now)
@@ -329,4 +315,5 @@ def forecast_of(considered: Considered, *, left_s: float) -> Forecast:
         each_s = (snapshot.undone_tokens + uncached) / snapshot.rate
         soonest_s = float((each_s if load_s is None else each_s + load_s).min())
     most = considered.question.inference.max_tokens
-    return Forecast(wait_s, soonest_s, own_s, int(tokens), inf if most is None else float(most))
+    most_tokens = inf if most is None else float(most)
+    return Forecast(wait_s, soonest_s, own_s, int(tokens), most_tokens, considered)

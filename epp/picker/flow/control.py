@@ -21,7 +21,7 @@ from collections import deque
 from heapq import nlargest
 from itertools import count, islice
 from math import ceil, inf
-from typing import Final, Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -89,6 +89,8 @@ class Forecast(Struct, frozen=True, gc=False):
     """The prompt tokens that the chosen server would compute: U."""
     most_answer_tokens: float = inf
     """The most tokens that the client lets the answer have."""
+    choice: Any = None
+    """The forecaster's own choice behind the forecast, for the caller who sends the request at once."""
 
 
 class Forecaster(Protocol[T_contra]):
@@ -112,8 +114,8 @@ class Refusal(Struct, frozen=True, gc=False):
     retry_after_s: int
 
 
-Decided = tuple[QueueItem[T], Refusal | None]
-"""A request that waited. It goes, or is refused."""
+Decided = tuple[QueueItem[T], Forecast | Refusal]
+"""A request that waited. It goes, as this forecast says, or is refused."""
 
 
 class FlowControl(Generic[T]):
@@ -325,7 +327,7 @@ class FlowControl(Generic[T]):
         # waited would be raised to the floor, and the tenant would lose what it had less than others.
         self._charge(self._queues.flow(item.priority, item.tenant), forecast, now=now)
         self._take(item)
-        return item, None
+        return item, forecast
 
     def _charge(self, flow: TenantFlow[T], forecast: Forecast, *, now: float) -> None:
         """Charge the tenant for a request that goes now: its prompt, and what its answer will take."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from epp.config.flow import Flow, WaitingSettings
-from epp.picker.flow.control import HEADROOM_S, PATIENCE, FlowControl, Refusal
+from epp.picker.flow.control import HEADROOM_S, PATIENCE, FlowControl, Forecast, Refusal
 from epp.picker.flow.queues import QueueItem, TenantFlow
 from tests.unit.picker.flow.a_fleet import RATE, AFleet, Ask, FlowGateway
 
@@ -142,10 +142,10 @@ class FlowMachine(RuleBasedStateMachine):
 
     # -- what must be true of a verdict ----------------------------------------------------------------------
 
-    def decided(self, item: QueueItem[Ask], refusal: Refusal | None) -> None:
+    def decided(self, item: QueueItem[Ask], refusal: Forecast | Refusal) -> None:
         assert self.waiting.pop(item.number) is item
         assert not item.waits
-        if refusal is None:
+        if isinstance(refusal, Forecast):
             self.fates["let go"] += 1
             self.check_order(item)
             self.fleet.take(item.payload, now=self.now)

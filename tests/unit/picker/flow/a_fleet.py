@@ -102,7 +102,7 @@ class FlowGateway:
         item = an_item(ask=ask, priority=priority, tenant=tenant)
         if isinstance(fate, TenantFlow):
             item.priority, item.tenant = fate.band.priority, fate.tenant
-        self.carry_out((item, fate if isinstance(fate, Refusal) else None), now=now)
+        self.carry_out((item, fate if isinstance(fate, Refusal) else forecast), now=now)
         return item
 
     def pump(self, *, now: float) -> int:
@@ -123,12 +123,12 @@ class FlowGateway:
             now = self.flow.due_at
 
     def carry_out(self, decided: Decided[Ask], *, now: float) -> None:
-        item, refusal = decided
-        if refusal is None:
+        item, outcome = decided
+        if isinstance(outcome, Refusal):
+            self.refused.append((item, outcome))
+        else:
             self.fleet.take(item.payload, now=now)
             self.let_go.append(item)
-        else:
-            self.refused.append((item, refusal))
 
 
 def gateway(settings: Flow | None = None, *, num_servers: int = 1) -> FlowGateway:

@@ -153,5 +153,6 @@ def test_a_request_is_an_opaque_object_that_the_decision_returns() -> None:
     assert item.tokens == 1, "each request counts as one token at least"
     other = offer(0.0)
     assert isinstance(other, QueueItem), "another waits"
-    assert [flow.next(now=3.0), flow.next(now=3.0)] == [(item, None), (other, None)]
+    idle = servers.forecast(payload, now=3.0)
+    assert [flow.next(now=3.0), flow.next(now=3.0)] == [(item, idle), (other, idle)]
     assert isinstance(offer(0.0), TenantFlow)

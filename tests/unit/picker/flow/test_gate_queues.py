@@ -65,16 +65,12 @@ def test_other_servers_are_considered_only_for_a_missed_deadline() -> None:
     assert (urgent.wait_s, urgent.own_s) == (forecast.wait_s, forecast.own_s)
 
 
-def test_the_choice_behind_a_forecast_is_committed_and_used_once() -> None:
+def test_a_forecast_has_the_choice_that_is_committed() -> None:
     picker = busy_picker(busy=1)
     queue = ModelQueue(picker, "m", Flow())
-    waiting = waiting_at(queue, picker)
-    forecast = queue.forecast(waiting, now=0.0)
-    considered = queue.considered(waiting, now=0.0)
-    assert forecast_of(considered, left_s=0.0) == forecast
-    pick = picker.commit(considered, queued=DIRECT, now=0.0)
+    forecast = queue.forecast(waiting_at(queue, picker), now=0.0)
+    pick = picker.commit(forecast.choice, queued=DIRECT, now=0.0)
     assert pick.decision.prompt_tokens - pick.decision.matched_tokens == pytest.approx(forecast.tokens, abs=1)
-    assert queue.considered(waiting, now=0.0) is not considered
 
 
 def test_a_request_that_no_server_can_take_goes_to_the_picker_at_once() -> None:
