@@ -125,11 +125,25 @@ class Pick(Struct, eq=False, gc=False):
         return self.prompt.chain
 
 
-class Began(Struct, frozen=True, eq=False, gc=False):
+class PickerEvent(Struct, frozen=True, eq=False, gc=False):
+    """Something that happened in the picker. The other options hold for the subclasses too."""
+
+
+class TimedEvent(PickerEvent, frozen=True):
+    at: float
+
+
+class OfRequest(TimedEvent, frozen=True):
+    request: Pick
+
+
+class OfServer(TimedEvent, frozen=True):
+    server: EndpointState
+
+
+class Began(OfRequest, frozen=True):
     """A request was sent to a server."""
 
-    at: float
-    request: Pick
     question: Question
 
     def picked_in_s(self, *, timer_s: float) -> float:
@@ -141,125 +155,85 @@ class Began(Struct, frozen=True, eq=False, gc=False):
         return max(0.0, timer_s - self.question.began_s - self.request.decision.waited_s)
 
 
-class Moved(Struct, frozen=True, eq=False, gc=False):
+class Moved(OfRequest, frozen=True):
     """Another server than the first choice took the request. `request` already names this server. An
     `Answered` follows.
     """
 
-    at: float
-    request: Pick
 
-
-class Proved(Struct, frozen=True, eq=False, gc=False):
+class Proved(TimedEvent, frozen=True):
     """The server has computed the prompt of a request, as far as its answer or its counters show. The request
     may be over.
     """
 
-    at: float
     work: Pick | PrefillJob
     recorded: Recorded
     """What the table learned by it."""
 
 
-class Answered(Struct, frozen=True, eq=False, gc=False):
+class Answered(OfRequest, frozen=True):
     """The headers of the answer came. The decision has the status."""
 
-    at: float
-    request: Pick
     mismatch: bool
     """Whether another server than the first choice answered."""
 
 
-class Ended(Struct, frozen=True, eq=False, gc=False):
+class Ended(OfRequest, frozen=True):
     """The request is over, or was let go on purpose. The decision's `outcome` says which."""
 
-    at: float
-    request: Pick
 
-
-class PrefillBegan(Struct, frozen=True, eq=False, gc=False):
+class PrefillBegan(TimedEvent, frozen=True):
     """Another server has to compute the prompt of a request. The request's `Began` came just before."""
 
-    at: float
     prefill: PrefillJob
 
 
-class PrefillEnded(Struct, frozen=True, eq=False, gc=False):
+class PrefillEnded(TimedEvent, frozen=True):
     """That server has computed the prompt, or will not, or its end will not be known."""
 
-    at: float
     prefill: PrefillJob
     outcome: Literal["computed", "lost", "detached"]
     failed: bool = False
     """Whether the prefill server is at fault, as far as the answer shows."""
 
 
-class Restarted(Struct, frozen=True, eq=False, gc=False):
+class Restarted(OfServer, frozen=True):
     """A server's counters went back, so another process with a cold cache serves under its name."""
 
-    at: float
-    server: EndpointState
 
-
-class Hangs(Struct, frozen=True, eq=False, gc=False):
+class Hangs(OfServer, frozen=True):
     """Requests of this picker are open at a server, and nothing moves there. See `Answers.look`."""
 
-    at: float
-    server: EndpointState
 
-
-class Cut(Struct, frozen=True, eq=False, gc=False):
+class Cut(OfServer, frozen=True):
     """A server cut an answer midway, as the data plane's access log says."""
 
-    at: float
-    server: EndpointState
 
-
-class Fatal(Struct, frozen=True, eq=False, gc=False):
+class Fatal(TimedEvent, frozen=True):
     """A request ended servers, or may have. See `picker.fatal`."""
 
-    at: float
     body_hash: int
     strikes: int
 
 
-class MadeState(Struct, frozen=True, eq=False, gc=False):
+class MadeState(OfServer, frozen=True):
     """A server has made something that later requests may name. See `picker.kept_state`."""
 
-    at: float
-    server: EndpointState
     id_hash: int
 
 
-class Refused(Struct, frozen=True, eq=False, gc=False):
+class Refused(PickerEvent, frozen=True):
     """A stream has answered a request itself, with an error."""
 
     request_id: str
     error: PickError
 
 
-class ProtocolFault(Struct, frozen=True, eq=False, gc=False):
+class ProtocolFault(PickerEvent, frozen=True):
     """The data plane sent something that a stream could not understand."""
 
     reason: str
 
-
-PickerEvent = (
-    Began
-    | Moved
-    | Proved
-    | Answered
-    | Ended
-    | PrefillBegan
-    | PrefillEnded
-    | Restarted
-    | Hangs
-    | Cut
-    | Fatal
-    | MadeState
-    | Refused
-    | ProtocolFault
-)
 
 Listener = Callable[[PickerEvent], None]
 
