@@ -137,9 +137,7 @@ def hash_prompt(module: ModuleType, data: Any, rng: random.Random) -> None:
         (size, 9, later, 1),
     ):
         with suppress(ValueError):
-            chain = module.chain_of(data, rng.getrandbits(64), *wanted)
-            kept = module.sampled(rng.choice((chain, tuple(chain))), mask := rng.choice((0, 1, 7)))
-            assert kept == [number for number in chain if not number & mask]
+            module.chain_of(data, rng.getrandbits(64), *wanted)
 
 
 _KINDS = {"_wire": (messages, read_message), "_chain": (prompts, hash_prompt)}

@@ -13,7 +13,6 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from epp.base.types import ChunkHash, EndpointName
-from epp.picker.prefix_index._chain import sampled
 
 _MOST: Final = 32_768
 _OLD_S: Final = 3600.0
@@ -38,7 +37,8 @@ class Seen:
         return self._mask + 1
 
     def sampled(self, chunks: Sequence[ChunkHash]) -> Sequence[ChunkHash]:
-        return sampled(chunks, self._mask) if self._mask else chunks
+        mask = self._mask
+        return [chunk for chunk in chunks if not chunk & mask] if mask else chunks
 
     def get(self, chunk: ChunkHash) -> SentPrompt | None:
         return self._sent.get(chunk)

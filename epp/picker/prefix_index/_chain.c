@@ -1,5 +1,4 @@
-/* Computes the chain of hashes of a prompt in one call, and takes a sample of such hashes. epp/picker/server_caches.py says which
- * bytes are hashed.
+/* Computes the chain of hashes of a prompt in one call. epp/picker/server_caches.py says which bytes are hashed.
  *
  * The hash is XXH3 with 64 bits and a seed, for inputs over 240 bytes, as its specification describes it. The package xxhash
  * returns the same values. It is used for shorter chunks.
@@ -150,27 +149,8 @@ chain_of(PyObject *Py_UNUSED(self), PyObject *args)
     return chain;
 }
 
-static PyObject *
-sampled(PyObject *Py_UNUSED(self), PyObject *args)
-{
-    PyObject *given;
-    unsigned long long mask;
-    if (!PyArg_ParseTuple(args, "OK", &given, &mask))
-        return NULL;
-    PyObject *chunks = PySequence_Fast(given, "chunks are a sequence"), *found = chunks == NULL ? NULL : PyList_New(0);
-    for (Py_ssize_t i = 0; found != NULL && i < PySequence_Fast_GET_SIZE(chunks); i++) {
-        PyObject *chunk = PySequence_Fast_GET_ITEM(chunks, i);
-        u64 value = PyLong_AsUnsignedLongLongMask(chunk);
-        if ((value == (u64)-1 && PyErr_Occurred()) || ((value & mask) == 0 && PyList_Append(found, chunk) < 0))
-            Py_CLEAR(found);
-    }
-    Py_XDECREF(chunks);
-    return found;
-}
-
 static PyMethodDef methods[] = {
     {"chain_of", chain_of, METH_VARARGS, "Return the hashes of `count` chunks of one size and then `later_count` of another. Each hash is the seed of the next."},
-    {"sampled", sampled, METH_VARARGS, "Return the hashes that have none of the mask's bits."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -7,8 +7,7 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from epp.base.types import ChunkHash
-from epp.picker.prefix_index._chain import chain_of, sampled
+from epp.picker.prefix_index._chain import chain_of
 from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.server_caches import Roots, hash_chain
 
@@ -61,14 +60,6 @@ def test_chunks_that_are_hashed_in_c_have_the_hashes_of_xxhash(
     schedule, whole = ChunkSchedule(*sizes, later_from), prompt * times
     plain = plain_chain(whole, seed=seed, schedule=schedule)
     assert hash_chain(whole, seed=seed, schedule=schedule) == plain
-
-
-@given(chunks=st.lists(seeds, max_size=50), bits=st.integers(min_value=0, max_value=64))
-def test_a_sample_has_the_hashes_without_the_masks_bits(chunks: list[ChunkHash], bits: int) -> None:
-    mask = 2**bits - 1
-    assert sampled(chunks, mask) == [chunk for chunk in chunks if not chunk & mask]
-    with pytest.raises(TypeError):
-        sampled(["no number"], mask)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
