@@ -141,7 +141,7 @@ class FleetNews:
         if state.listed is None and state.gives_no_list and metrics.models:
             self.take_lists({name: None}, now=now)  # the list was asked for before the first page came
         self.guesses.page(state, now=now)
-        self.caches.take_page(state, before, metrics, now=now)
+        self.caches.take_page(state, before, metrics)
 
     def on_peer_answer(self, state: EndpointState, *, failed: bool, now: float) -> None:
         """Take in that another picker got an answer from this server, good or bad."""

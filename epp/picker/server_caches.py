@@ -31,7 +31,7 @@ from epp.picker.prefix_index._chain import chain_of
 from epp.picker.prefix_index.reported import KvReport, correct
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
-from epp.picker.prefix_index.upkeep import add_endpoint, charge, clear_endpoint, resize
+from epp.picker.prefix_index.upkeep import add_endpoint, clear_endpoint, resize
 from epp.picker.scheduling.snapshot import MOST_KEPT, Floats, Ints
 from epp.request.canonical import CONTINUING
 
@@ -197,19 +197,12 @@ class ServerCaches:
         if abs(capacity - had) > 0.02 * had:
             resize(table, name, capacity_bytes=capacity)
 
-    def take_page(
-        self, state: EndpointState, before: EndpointMetrics | None, after: EndpointMetrics, *, now: float
-    ) -> None:
+    def take_page(self, state: EndpointState, before: EndpointMetrics | None, after: EndpointMetrics) -> None:
         """Take in one scrape, which the endpoint's state has already taken in. before: the last scrape of the
         same process.
         """
-        tokens = self.token_estimate(state.model)
         if sample := state.window.sample(after):
-            tokens.learn(*sample)
-        answered = growth(before.generated_tokens, after.generated_tokens) if before is not None else None
-        if answered:
-            size_bytes = int(answered * tokens.bytes_per_token)
-            charge(self.table, state.endpoint.name, size_bytes=size_bytes, now=now)
+            self.token_estimate(state.model).learn(*sample)
         if before is None or after.prefix_hits is None or growth(before.prefix_hits, after.prefix_hits):
             state.missed = 0
         elif state.missed >= 8:  # the server has emptied its cache

@@ -57,13 +57,12 @@ def _check_uses(table: PrefixTable, mirror: Mirror) -> None:
     order = {use: n for n, use in enumerate(uses)}
     reached = set()
     for use in uses:
-        assert (use.leaf is None) == (use.size_bytes > 0)
-        run = use.leaf
+        run: Run | None = use.leaf
         while run is not None and mirror.last_use[run] is use:
             reached.add(run)
             run = run.parent
     assert reached == set(mirror.last_use), "an entry that no use leads to would never be evicted"
-    used_bytes = sum(use.size_bytes for use in uses)
+    used_bytes = 0
     for run, use in mirror.last_use.items():
         used_bytes += table.size_bytes(run.start, run.end)
         if run.parent is not None:

@@ -101,18 +101,14 @@ class Run:
 
 
 class Use:
-    """One moment at which a server worked on a whole chain, or at which bytes of unknown content were written
-    to its cache.
-    """
+    """One moment at which a server worked on a whole chain."""
 
-    __slots__ = ("at", "leaf", "size_bytes")
+    __slots__ = ("at", "leaf")
 
-    def __init__(self, at: float, leaf: Run | None, size_bytes: int = 0) -> None:
+    def __init__(self, at: float, leaf: Run) -> None:
         self.at = at
         self.leaf = leaf
-        """The deepest run of the chain. None: bytes of unknown content."""
-        self.size_bytes = size_bytes
-        """Size of the bytes of unknown content. The size of a chain follows from its runs."""
+        """The deepest run of the chain."""
 
 
 @dataclass(slots=True, eq=False)
@@ -124,7 +120,7 @@ class Mirror:
     bit: int
     """The mirror's bit in `Run.holders`."""
     used_bytes: int = 0
-    """Bytes of proven chunks and of unknown content. They may exceed the capacity until `evict` has run."""
+    """Bytes of proven chunks. They may exceed the capacity until `evict` has run."""
     entries: int = 0
     """Number of proven chunks."""
     evicted: int = 0
@@ -136,8 +132,7 @@ class Mirror:
     guessed_bytes: int = 0
     """Bytes of runs that are only guessed."""
     uses: OrderedDict[Use, None] = field(default_factory=OrderedDict)
-    """The uses, the oldest first. A use leaves when no run points to it any more, or when its bytes are
-    gone."""
+    """The uses, the oldest first. A use leaves when no run points to it any more."""
 
     @property
     def oldest(self) -> Use | None:

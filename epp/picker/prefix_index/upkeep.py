@@ -1,5 +1,5 @@
-"""Changes the prefix table besides the prompts: servers join, change their size, restart and leave; bytes of
-unknown content take room, and the oldest entries make room; chunks go that a server reports to lack.
+"""Changes the prefix table besides the prompts: servers join, change their size, restart and leave; the
+oldest entries make room; chunks go that a server reports to lack.
 
 Eviction follows the servers' own order: least recently used first. Chunks that were last used together are
 evicted from the tail of their chain, since a head without its tail is still useful, and a tail without its
@@ -83,38 +83,17 @@ def _empty_further(table: PrefixTable, mirror: Mirror) -> None:
             if table.mirrors.get(mirror.name) is not mirror:
                 table.by_bit[mirror.bit.bit_length() - 1] = None
             return
-        if use.leaf is not None:
-            shorten(table, mirror, use.leaf, keep_to=use.leaf.start)
-        else:
-            mirror.used_bytes -= use.size_bytes
-            del mirror.uses[use]
+        shorten(table, mirror, use.leaf, keep_to=use.leaf.start)
 
 
 # -- eviction -----------------------------------------------------------------------------------------------
-
-
-def charge(table: PrefixTable, name: EndpointName, *, size_bytes: int, now: float) -> None:
-    """Count bytes in the server's cache whose prompt is not known. A server that has left is ignored."""
-    mirror = table.taking(name)
-    if mirror is None or size_bytes <= 0:
-        return
-    newest = next(reversed(mirror.uses), None)
-    if newest is not None and newest.leaf is None:
-        # No other use came between, so one use keeps the order,
-        # and the mirror of a server that only answers stays small.
-        newest.at, newest.size_bytes = table.advance(now), newest.size_bytes + size_bytes
-    else:
-        mirror.uses[Use(table.advance(now), None, size_bytes)] = None
-    mirror.used_bytes += size_bytes
-    if mirror.used_bytes > mirror.capacity_bytes:
-        table.over[mirror] = None
 
 
 def evict(table: PrefixTable, *, budget: int = 256) -> int:
     """Bring the table back into its bounds: first each server's capacity, then the total. Returns the number
     of entries evicted.
 
-    `budget` bounds the work: runs and charges removed, about a microsecond each. Call again for the rest.
+    `budget` bounds the work: runs removed, about a microsecond each. Call again for the rest.
     """
     evicted = 0
     if table.emptied:
@@ -157,13 +136,6 @@ def _evict_oldest(
     use = mirror.oldest
     assert use is not None, "over a bound with nothing to evict"
     run = use.leaf
-    if run is None:
-        freed_bytes = min(use.size_bytes, most_bytes)
-        use.size_bytes -= freed_bytes
-        mirror.used_bytes -= freed_bytes
-        if not use.size_bytes:
-            del mirror.uses[use]
-        return 0
     keep_bytes = table.schedule.end_bytes(run.end) - most_bytes
     keep_to = max(run.start, run.end - most_entries, table.schedule.chunks_in(max(keep_bytes, 0)))
     before = mirror.entries

@@ -217,7 +217,7 @@ class RefusalMachine(RuleBasedStateMachine):
 
 def held(mirror: Mirror) -> object:
     """Return what is proven, from the least to the most recently used."""
-    uses = [(use.at, use.size_bytes, hashes(use.leaf)) for use in mirror.uses]
+    uses = [(use.at, hashes(use.leaf)) for use in mirror.uses]
     return uses, mirror.used_bytes, mirror.entries, mirror.evicted, mirror.capacity_bytes
 
 

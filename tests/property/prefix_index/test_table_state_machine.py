@@ -31,7 +31,6 @@ from epp.picker.prefix_index.reported import credit
 from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
 from epp.picker.prefix_index.upkeep import (
     add_endpoint,
-    charge,
     clear_endpoint,
     drop_endpoint,
     evict,
@@ -58,7 +57,7 @@ def prompts(draw: st.DrawFn) -> bytes:
 
 @dataclass
 class Item:
-    """A chunk in the model's cache, or bytes without a name."""
+    """A chunk in the model's cache."""
 
     size_bytes: int
     at: float
@@ -68,7 +67,7 @@ class Item:
 @dataclass
 class CacheModel:
     capacity_bytes: int
-    items: OrderedDict[object, Item] = field(default_factory=OrderedDict)
+    items: OrderedDict[int, Item] = field(default_factory=OrderedDict)
     """The least recently used comes first."""
     guesses: list[list[ChunkHash]] = field(default_factory=list)
     evicted: int = 0
@@ -80,17 +79,11 @@ class CacheModel:
         return sum(item.size_bytes for item in self.items.values())
 
     def chunks(self) -> set[int]:
-        return {key for key in self.items if isinstance(key, int)}
+        return set(self.items)
 
-    def evict_one(self, *, most_bytes: int = UNLIMITED) -> None:
-        key = next(iter(self.items))
-        if isinstance(key, int):
-            del self.items[key]
-            self.evicted += 1
-            return
-        self.items[key].size_bytes -= min(most_bytes, self.items[key].size_bytes)
-        if not self.items[key].size_bytes:
-            del self.items[key]
+    def evict_one(self) -> None:
+        del self.items[next(iter(self.items))]
+        self.evicted += 1
 
 
 @dataclass
@@ -161,14 +154,6 @@ class Model:
     def touch(self, name: EndpointName, chain: list[ChunkHash], *, now: float) -> None:
         self.record(name, chain[: self.proven(name, chain)], now=now)
 
-    def charge(self, name: EndpointName, *, size_bytes: int, now: float) -> None:
-        items, op = self.servers[name].items, next(self.op)
-        key: object = ("anonymous", op)
-        if items and isinstance(next(reversed(items)), tuple):
-            key = next(reversed(items))
-            size_bytes += items[key].size_bytes
-        items[key] = Item(size_bytes=size_bytes, at=now, op=op)
-
     def credit(self, name: EndpointName, chain: list[ChunkHash], *, now: float) -> bool:
         server, op = self.servers[name], next(self.op)
         self.parents.update((b, a) for a, b in itertools.pairwise(chain))
@@ -202,8 +187,8 @@ class Model:
 
     def evict(self) -> None:
         for server in self.servers.values():
-            while (excess := server.used_bytes() - server.capacity_bytes) > 0:
-                server.evict_one(most_bytes=excess)
+            while server.used_bytes() > server.capacity_bytes:
+                server.evict_one()
         while sum(len(s.chunks()) for s in self.servers.values()) > self.max_entries:
             oldest = min(
                 (s for s in self.servers.values() if s.items), key=lambda s: next(iter(s.items.values())).at
@@ -297,13 +282,6 @@ class TableMachine(RuleBasedStateMachine):
         forgotten = forget(self.table, name, chain, keep=keep, as_of=as_of)
         expected = self.model.forget(name, chain, keep=keep, as_of=as_of) if self.live(name) else 0
         assert forgotten == expected
-
-    @rule(name=names, size_bytes=st.integers(min_value=0, max_value=30), step_s=steps_s)
-    def charge(self, name: EndpointName, size_bytes: int, step_s: float) -> None:
-        now = self.tick(step_s)
-        charge(self.table, name, size_bytes=size_bytes, now=now)
-        if self.live(name) and size_bytes:
-            self.model.charge(name, size_bytes=size_bytes, now=now)
 
     @rule()
     def evict_at_once(self) -> None:

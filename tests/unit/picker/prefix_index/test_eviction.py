@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from epp.picker.prefix_index.integrity import check_integrity
-from epp.picker.prefix_index.upkeep import charge, evict
+from epp.picker.prefix_index.upkeep import evict
 from tests.unit.picker.prefix_index.tables import A, chain, new_table
 
 
 class TestEviction:
-    def test_consecutive_charges_take_one_entry(self) -> None:
-        table = new_table(A, capacity_bytes=10)
-        for n in range(1000):
-            charge(table, A, size_bytes=1, now=n)
-        assert len(table.mirrors[A].uses) == 1
-        evict(table)
-        assert table.mirrors[A].used_bytes == 10
-        check_integrity(table)
-
     def test_a_prompt_that_is_used_again_and_again_takes_one_entry(self) -> None:
         table = new_table(A)
         for n in range(1000):

@@ -15,7 +15,6 @@ from epp.picker.prefix_index.reported import credit
 from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
 from epp.picker.prefix_index.upkeep import (
     add_endpoint,
-    charge,
     clear_endpoint,
     drop_endpoint,
     evict,
@@ -41,7 +40,6 @@ def table() -> PrefixTable:
     for n in range(MANY):
         table.record(A, numbered_chain(n), now=n)
     table.record(B, numbered_chain(1), now=MANY)
-    charge(table, A, size_bytes=9, now=MANY)
     return table
 
 
@@ -101,7 +99,6 @@ def test_the_table_stays_consistent_whatever_happens_during_a_removal(
         table.touch(A, found, now=now)
         forget(table, A, found, keep=0, as_of=now)
         credit(table, A, found, now=now)
-        charge(table, A, size_bytes=3, now=now)
         table.record(rng.choice([A, B]), found, now=now)
         assert A not in table.match(numbered_chain(n + 100)) or table.mirrors[A].entries < 200
         if n % 10 == 5:

@@ -6,7 +6,7 @@ import pytest
 
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
-from epp.picker.prefix_index.upkeep import charge, drop_endpoint, evict, resize
+from epp.picker.prefix_index.upkeep import drop_endpoint, evict, resize
 from tests.unit.picker.prefix_index.tables import A, B, chain, new_table
 
 SMALL = ChunkSchedule(chunk_bytes=4, later_chunk_bytes=10, later_from_bytes=8)
@@ -43,7 +43,6 @@ class TestRecord:
         drop_endpoint(table, A)
         recorded = table.record(A, chain("abc"), now=1)
         table.touch(A, chain("abc"), now=2)
-        charge(table, A, size_bytes=3, now=3)
         assert (recorded.added, table.entries, list(table.mirrors)) == (0, 0, [])
         check_integrity(table)
 
