@@ -29,6 +29,7 @@ from epp.picker.events import (
     Listener,
     Moved,
     Pick,
+    PickerEvent,
     PrefillBegan,
 )
 from epp.picker.guesses import Guesses
@@ -51,6 +52,29 @@ def enter(pick: Pick, phase: Phase) -> None:
     """Enter the next phase. An assertion fails if this phase may not follow the current one."""
     assert phase in FOLLOWS[pick.phase], f"{phase} does not follow {pick.phase}"
     pick.phase = phase
+
+
+class Listeners:
+    """Sends each event to all listeners, in the order in which they subscribed. They may subscribe and
+    unsubscribe meanwhile.
+    """
+
+    __slots__ = ("_all",)
+
+    def __init__(self) -> None:
+        self._all: tuple[Listener, ...] = ()
+
+    def subscribe(self, listener: Listener) -> None:
+        """Call `listener` with every later event, in order, before any other work is done."""
+        self._all = (*self._all, listener)
+
+    def unsubscribe(self, listener: Listener) -> None:
+        """Stop calling `listener`. It may be unsubscribed already."""
+        self._all = tuple(each for each in self._all if each != listener)
+
+    def send(self, event: PickerEvent) -> None:
+        for listener in self._all:
+            listener(event)
 
 
 class Considered(NamedTuple):

@@ -12,6 +12,7 @@ this. `picker` calls this module only while there is a policy in dry run.
 from __future__ import annotations
 
 import random
+from functools import partial
 
 from epp.base.errors import SaturatedError
 from epp.base.types import EndpointName
@@ -55,18 +56,12 @@ class DryRun:
         candidates, by the settings of this policy.
         """
         self.picks += 1
-        metadata, spec = self.policy.metadata, self.policy.spec
+        would_pick = partial(WouldPick, policy=self.policy.metadata.name, rule=self.policy.spec.rule)
         try:
             choice = self._scheduler.schedule(request, snapshot)
         except SaturatedError:
             self.refused += 1
-            return WouldPick(
-                policy=metadata.name,
-                rule=spec.rule,
-                chosen=EndpointName(""),
-                reason="saturated",
-                agrees=False,
-            )
+            return would_pick(chosen=EndpointName(""), reason="saturated", agrees=False)
         there, cached = choice.places[0], request.cached_tokens
         more_cached = round(float(cached[there] - cached[place]))
         wait_s = (snapshot.undone_tokens + request.prompt_tokens - cached) / snapshot.rate
@@ -76,9 +71,7 @@ class DryRun:
         self.cached_tokens += round(float(cached[place]))
         self.more_cached_tokens += more_cached
         self.more_s += more_s
-        return WouldPick(
-            policy=metadata.name,
-            rule=spec.rule,
+        return would_pick(
             chosen=snapshot.roster.names[snapshot.slots[there]],
             reason=choice.reason,
             agrees=there == place,

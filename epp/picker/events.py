@@ -236,26 +236,3 @@ class ProtocolFault(PickerEvent, frozen=True):
 
 
 Listener = Callable[[PickerEvent], None]
-
-
-class Listeners:
-    """Sends each event to all listeners, in the order in which they subscribed. They may subscribe and
-    unsubscribe meanwhile.
-    """
-
-    __slots__ = ("_all",)
-
-    def __init__(self) -> None:
-        self._all: tuple[Listener, ...] = ()
-
-    def subscribe(self, listener: Listener) -> None:
-        """Call `listener` with every later event, in order, before any other work is done."""
-        self._all = (*self._all, listener)
-
-    def unsubscribe(self, listener: Listener) -> None:
-        """Stop calling `listener`. It may be unsubscribed already."""
-        self._all = tuple(each for each in self._all if each != listener)
-
-    def send(self, event: PickerEvent) -> None:
-        for listener in self._all:
-            listener(event)

@@ -19,20 +19,19 @@ from epp.base.errors import NoEndpointError
 from epp.base.types import Address
 from epp.config.flow import Flow
 from epp.config.policy import Policy, PolicySpec
-from epp.picker.commit import Commits, Considered
+from epp.picker.commit import Commits, Considered, Listeners
 from epp.picker.decision import (
     DIRECT,
     SHOWN_CHARS,
     Candidates,
     Decision,
-    Outcome,
     Question,
     Queued,
     WouldPick,
 )
 from epp.picker.dry_run import DryRun
 from epp.picker.endpoints.endpoint_state import EndpointState
-from epp.picker.events import Fatal, Listeners, MadeState, Pick
+from epp.picker.events import Fatal, MadeState, Pick
 from epp.picker.fatal import FatalRequests
 from epp.picker.fleet_news import FleetNews
 from epp.picker.kept_state import KeptState
@@ -88,6 +87,7 @@ class Picker:
             rng=rng,
             unix_offset_s=unix_offset_s,
         )
+        self.end, self.detach = self._commits.end, self._commits.detach
         self.dry_run: DryRun | None = None
         """The policy in dry run, and how often it agreed. Callers only read it."""
         self.kept_state = KeptState()
@@ -283,15 +283,6 @@ class Picker:
             made = self._hash_of(feedback.made)
             self.kept_state.remember(made, pick.state.endpoint.name, now=now)
             self.report(MadeState(now, pick.state, made))
-
-    def end(self, pick: Pick, *, outcome: Outcome, now: float) -> None:
-        self._commits.end(pick, outcome=outcome, now=now)
-
-    def detach(self, pick: Pick, *, now: float) -> None:
-        """Stop following a request whose stream is let go while the answer continues. Scrapes count the
-        request then.
-        """
-        self._commits.detach(pick, now=now)
 
     def least_wait_s(self, model: str, *, now: float) -> float:
         """Return the least B/V of the servers of a base model. 0: there is no such server."""
