@@ -20,7 +20,6 @@ from epp.base.types import RANK, RANK_ADDRESS, Address, ApiKind, Endpoint, Endpo
 from epp.picker.decision import Decision, Outcome, Question
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.failures import is_fault
-from epp.picker.endpoints.fleet import Fleet
 from epp.picker.endpoints.marks import Form, Proof
 from epp.picker.events import (
     Answered,
@@ -32,12 +31,12 @@ from epp.picker.events import (
     PickerEvent,
     PrefillBegan,
 )
-from epp.picker.guesses import Guesses
+from epp.picker.fleet_news import FleetNews
 from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
 from epp.picker.prefilling import Prefilling
 from epp.picker.scheduling.schedule import Choice
 from epp.picker.scheduling.snapshot import SentPick
-from epp.picker.server_caches import Prompt, ServerCaches
+from epp.picker.server_caches import Prompt
 from epp.request.response import ResponseFeedback
 
 _WITHOUT_TOKENS: Final = (ApiKind.EMBEDDINGS, ApiKind.QUERY, ApiKind.OTHER)
@@ -90,27 +89,16 @@ class Considered(NamedTuple):
 
 
 class Commits:
-    """Books chosen requests and follows them to their ends. `send` sends an event to all listeners.
-    `unix_offset_s` converts monotonic times into wall-clock times.
+    """Books chosen requests and follows them to their ends. `unix_offset_s` converts monotonic times into
+    wall-clock times.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        caches: ServerCaches,
-        guesses: Guesses,
-        send: Listener,
-        *,
-        rng: random.Random,
-        unix_offset_s: float,
-    ) -> None:
-        self._fleet = fleet
-        self._caches = caches
-        self._guesses = guesses
-        self._send = send
+    def __init__(self, news: FleetNews, *, rng: random.Random, unix_offset_s: float) -> None:
+        self._fleet, self._caches, self._guesses = news.fleet, news.caches, news.guesses
+        self._send = news.send
         self._rng = rng
         self._unix_offset_s = unix_offset_s
-        self._prefilling = Prefilling(fleet, caches, guesses, send, rng)
+        self._prefilling = Prefilling(news, rng)
 
     # -- the choice ------------------------------------------------------------------------------------------
 

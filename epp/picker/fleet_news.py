@@ -40,7 +40,7 @@ class FleetNews:
         """Start without endpoints. send: sends an event to all listeners. refuses_unknown_models: once all
         lists are known, a request for a model that no server lists gets 404.
         """
-        self._send = send
+        self.send = send
         self.fleet = Fleet(spec, refuses_unknown_models=refuses_unknown_models)
         """The state of every endpoint. Outside this class only `sharing` changes these states."""
         self.rewrites: Rewrites | None = None
@@ -123,7 +123,7 @@ class FleetNews:
         before = state.metrics
         if metrics is None:
             if self.fleet.failures.page(state, before, None, now=now):
-                self._send(Hangs(now, state))
+                self.send(Hangs(now, state))
             state.scrape_failed(now=now)
             self.guesses.page(state, now=now)
             return
@@ -132,9 +132,9 @@ class FleetNews:
             self.fleet.failures.forget(state)
             clear_endpoint(self.caches.table, name)
             before = None
-            self._send(Restarted(now, state))
+            self.send(Restarted(now, state))
         if self.fleet.failures.page(state, before, metrics, now=now):
-            self._send(Hangs(now, state))
+            self.send(Hangs(now, state))
         if metrics.asleep and not (before is not None and before.asleep):
             clear_endpoint(self.caches.table, name)  # a sleeping engine keeps no cache
         state.take_page(metrics, now=now)
@@ -160,7 +160,7 @@ class FleetNews:
         if state is None or state.endpoint.rank is not None:
             return False
         self.on_cut(state, now=now)
-        self._send(Cut(now, state))
+        self.send(Cut(now, state))
         return True
 
     def on_cut(self, state: EndpointState, *, now: float) -> None:

@@ -79,14 +79,7 @@ class Picker:
         self.fleet, self.caches, self.guesses = news.fleet, news.caches, news.guesses
         self._rng = rng
         self._unix_offset_s = unix_offset_s
-        self._commits = Commits(
-            self.fleet,
-            self.caches,
-            self.guesses,
-            self.report,
-            rng=rng,
-            unix_offset_s=unix_offset_s,
-        )
+        self._commits = Commits(news, rng=rng, unix_offset_s=unix_offset_s)
         self.end, self.detach = self._commits.end, self._commits.detach
         self.dry_run: DryRun | None = None
         """The policy in dry run, and how often it agreed. Callers only read it."""

@@ -21,14 +21,13 @@ from epp.config.policy import PolicySpec
 from epp.picker.decision import Prefill, Question
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.failures import is_fault
-from epp.picker.endpoints.fleet import Fleet
 from epp.picker.endpoints.marks import Proof
-from epp.picker.events import Listener, Pick, PrefillEnded, PrefillJob
-from epp.picker.guesses import Guesses
+from epp.picker.events import Pick, PrefillEnded, PrefillJob
+from epp.picker.fleet_news import FleetNews
 from epp.picker.scheduling.least_cost import cost_s
 from epp.picker.scheduling.schedule import Choice, any_of, fewest, loading_s, over_limits, uncached_tokens
 from epp.picker.scheduling.snapshot import Floats, SchedulingRequest, Snapshot
-from epp.picker.server_caches import Prompt, ServerCaches
+from epp.picker.server_caches import Prompt
 
 _KINDS: Final = frozenset({ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.RESPONSES})
 """APIs whose answers are written token by token after the prompt."""
@@ -39,14 +38,9 @@ Helper = tuple[EndpointState, Prefill]
 
 
 class Prefilling:
-    def __init__(
-        self, fleet: Fleet, caches: ServerCaches, guesses: Guesses, send: Listener, rng: random.Random
-    ) -> None:
-        """Start without jobs. send: sends an event to all listeners."""
-        self._fleet = fleet
-        self._guesses = guesses
-        self._caches = caches
-        self._send = send
+    def __init__(self, news: FleetNews, rng: random.Random) -> None:
+        self._fleet, self._caches, self._guesses = news.fleet, news.caches, news.guesses
+        self._send = news.send
         self._rng = rng
 
     def choose(
