@@ -154,14 +154,6 @@ def test_a_picture_teaches_the_tokens_of_pictures_and_not_of_text() -> None:
     assert again.decision.prompt_tokens == pytest.approx(5000, rel=0.1)
 
 
-def test_answers_also_take_room_in_the_cache() -> None:
-    picker = a_picker(on=endpoints("a"))
-    for second, generated in enumerate([1000.0, 1500.0]):
-        metrics = EndpointMetrics(scraped_at=float(second), generated_tokens=generated)
-        picker.news.observe(EndpointName("a"), metrics, now=float(second))
-    assert held_bytes(picker, "a") == 2000  # 500 tokens
-
-
 def test_the_answer_of_a_restarted_process_changes_no_table() -> None:
     picker = a_picker(on=endpoints("a"))
     picker.news.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, prompt_tokens=9000.0), now=0.5)
