@@ -161,11 +161,8 @@ class App:
         return AdminServer(
             address=config.admin.addresses(workers=config.workers)[worker],
             metrics=self._metrics,
-            decisions=self._decisions,
-            state=self._status,
-            not_ready=self._not_ready,
-            explain=self._explaining.account,
             board=self._board,
+            not_ready=self._not_ready,
             recording=Tap(self._picker).read,
             hosts=config.admin.hosts,
             policy=lambda: self._picker.policy,

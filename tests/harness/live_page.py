@@ -27,7 +27,11 @@ def a_board(
     ring: DecisionRing,
     state: Callable[[], PickerStatus],
     *,
-    explain: Callable[[float], dict[str, Any]] = lambda _: {"requests": 0, "causes": []},
+    explain: Callable[[float], dict[str, Any]] = lambda window_s: {
+        "requests": 0,
+        "causes": [],
+        "window_s": window_s,
+    },
     dry_run: Callable[[], dict[str, Any] | None] = lambda: None,
 ) -> Board:
     return Board(state=state, decisions=ring, explain=explain, dry_run=dry_run)
@@ -41,11 +45,8 @@ def an_admin(
     usual: dict[str, Any] = {
         "address": Address("127.0.0.1", 0),
         "metrics": Metrics(decisions=ring, state=state),
-        "decisions": ring,
-        "state": state,
-        "not_ready": str,
-        "explain": lambda window_s: {"window_s": window_s},
         "board": a_board(ring, state),
+        "not_ready": str,
         "recording": lambda _: (b"", 0, 1),
         "hosts": (),
         "policy": lambda: DEFAULT_POLICY,
@@ -205,7 +206,7 @@ async def live_page(count: int) -> AsyncIterator[Scene]:
     ring.append(
         RefusalRecord("refused-1", time.time(), 429, "deadline", "the first token would come too late")
     )
-    server = an_admin(ring, lambda: scene.status, explain=_explained, board=board)
+    server = an_admin(ring, lambda: scene.status, board=board)
     scene.url = f"http://{await server.start()}/"
     try:
         yield scene

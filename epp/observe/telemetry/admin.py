@@ -26,9 +26,9 @@ from multidict import MultiMapping
 from epp.base.types import Address
 from epp.config.policy import Policy
 from epp.observe.telemetry.board import Board
-from epp.observe.telemetry.decisions import DecisionRing, as_json, encode
+from epp.observe.telemetry.decisions import as_json, encode
 from epp.observe.telemetry.metrics import Metrics
-from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus, StatusSource
+from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.transport.accepting import Acceptor
 
 _SHOWN: Final = 50
@@ -61,22 +61,16 @@ class AdminServer:
         *,
         address: Address,
         metrics: Metrics,
-        decisions: DecisionRing,
-        state: StatusSource,
-        not_ready: Callable[[], str],
-        explain: Callable[[float], dict[str, Any]],
         board: Board,
+        not_ready: Callable[[], str],
         recording: Callable[[int | None], tuple[bytes, int, int]],
         hosts: tuple[str, ...],
         policy: Callable[[], Policy],
     ) -> None:
         self._address = address
         self._metrics = metrics
-        self._decisions = decisions
-        self._state = state
-        self._not_ready = not_ready
-        self._explain = explain
         self._board = board
+        self._not_ready = not_ready
         self._recording = recording
         folder = resources.files("epp.observe.telemetry") / "live"
         self._files = {name: (folder / name).read_bytes() for name in _FILES}
@@ -175,7 +169,7 @@ class AdminServer:
 
     async def _recent(self, request: web.Request) -> web.Response:
         limit = _whole(request.query, "limit", usual=_SHOWN, most=_MAX_SHOWN)
-        records = self._decisions.last(limit, endpoint=request.query.get("endpoint", ""))
+        records = self._board.decisions.last(limit, endpoint=request.query.get("endpoint", ""))
         shown = []
         for n, record in enumerate(records, 1):
             shown.append(encode(as_json(record)))
@@ -188,19 +182,18 @@ class AdminServer:
         if "text/html" in request.headers.get("Accept", ""):  # a browser: the live page shows the decision
             place = f"{'../' * (1 + request_id.count('/'))}#{quote(request_id, safe='')}"
             return web.Response(status=302, headers={"Location": place, "Cache-Control": "no-store"})
-        record = self._decisions.get(request_id)
+        record = self._board.decisions.get(request_id)
         if record is None:
-            kept = len(self._decisions)
+            kept = len(self._board.decisions)
             raise web.HTTPNotFound(text=f"no decision of that request id among the last {kept}")
         return _json(as_json(record))
 
     async def _endpoints(self, _: web.Request) -> web.Response:
-        return _json(_status_json(self._state()))
+        return _json(_status_json(self._board.state()))
 
     async def _explained(self, request: web.Request) -> web.Response:
-        return _json(
-            self._explain(float(_whole(request.query, "window", usual=_WINDOW_S, most=_MOST_WINDOW_S)))
-        )
+        window_s = _whole(request.query, "window", usual=_WINDOW_S, most=_MOST_WINDOW_S)
+        return _json(self._board.explain(float(window_s)))
 
     async def _recorded(self, request: web.Request) -> web.Response:
         """Return the requests from a number on, for `epp record`."""

@@ -41,7 +41,7 @@ _Counters = tuple[float, float, float, float]
 
 
 class Board:
-    """`explain`, `dry_run`: other parts of the page."""
+    """`state`, `decisions` and `explain` are for the other pages too."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class Board:
         problems: Callable[[], list[str]] = list,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._state = state
-        self._decisions = decisions
-        self._explain = explain
+        self.state = state
+        self.decisions = decisions
+        self.explain = explain
         self._dry_run = dry_run
         self._problems = problems
         self._clock = clock
@@ -69,7 +69,7 @@ class Board:
             await asyncio.sleep(_SAMPLE_S)
 
     def sample(self) -> None:
-        self._history.append({e.name: _counters(e) for e in self._state().endpoints})
+        self._history.append({e.name: _counters(e) for e in self.state().endpoints})
 
     def packed(self) -> bytes:
         """Return the content of the page, gzipped. Made once for all browsers within some seconds."""
@@ -80,20 +80,20 @@ class Board:
         return self._packed[1]
 
     def own(self) -> dict[str, Any]:
-        status = self._state()
+        status = self.state()
         oldest = self._history[0] if self._history else {}
         return {
             "policy": status.policy,
             "rule": status.rule,
             "problems": [printable(each) for each in (*_problems(status), *self._problems())],
-            "recent": _recent(self._decisions),
+            "recent": _recent(self.decisions),
             "table_entries": status.table_entries,
             "refresh_s": _FRESH_S if len(status.endpoints) <= _SMALL_FLEET else _FRESH_LARGE_S,
             "endpoints": [self._row(e, oldest.get(e.name)) for e in status.endpoints],
             "queue": [_queue(flow) for flow in status.flow],
-            "requests": [facts(record) for record in self._decisions.last(_SHOWN_DECISIONS)],
+            "requests": [facts(record) for record in self.decisions.last(_SHOWN_DECISIONS)],
             "dry_run": self._dry_run(),
-            "explain": self._explain(_WINDOW_S),
+            "explain": self.explain(_WINDOW_S),
         }
 
     def _row(self, e: EndpointStatus, before: _Counters | None) -> dict[str, Any]:
