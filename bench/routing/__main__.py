@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bench.routing.bench import Result, Setting, calibrate, plan_runs, run_all, saturation
 from bench.routing.catalog import BY_NAME, CONFIGS, RIVALS, is_ours
+from bench.routing.drawn_workloads import drawn
 from bench.routing.more_workloads import MANY_SERVERS, MORE, UNTUNED
 from bench.routing.report import cells_of, goals, report
 from bench.routing.store import Store, code_of, named
@@ -81,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         metavar="A,B",
         help=f"of {', '.join(SPECS)} (default: all of these), or of {', '.join(MORE)}; `all` of both; "
-        f"or of {', '.join(UNTUNED)}; `untuned`: all of these",
+        f"or of {', '.join(UNTUNED)}; `untuned`: all of these; `drawn-N`: a workload drawn from the number N",
     )
     add(
         "--trace",
@@ -200,9 +201,9 @@ def _workloads(text: str, *, quick: bool) -> list[str]:
         return list(UNTUNED)
     names = [name for name in text.split(",") if name]
     there_are = (*SPECS, *MORE, *UNTUNED)
-    unknown = [name for name in names if name not in there_are]
+    unknown = [name for name in names if name not in there_are and drawn(name) is None]
     if unknown:
-        sys.exit(f"no such workload: {', '.join(unknown)} (there are {', '.join(there_are)})")
+        sys.exit(f"no such workload: {', '.join(unknown)} (there are {', '.join(there_are)}, drawn-N)")
     return names or (list(_QUICK_WORKLOADS) if quick else list(SPECS))
 
 

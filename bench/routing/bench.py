@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.routing.catalog import BY_NAME, router_of
+from bench.routing.drawn_workloads import drawn
 from bench.routing.more_workloads import MORE, UNTUNED
 from bench.routing.peer import HoldingRouter
 from bench.routing.rows import Row, row_of
@@ -77,7 +78,7 @@ class Result:
 
 def spec_of(workload: str) -> Spec:
     """Return the workload of this name, or the trace at this path."""
-    named = SPECS.get(workload) or MORE.get(workload) or UNTUNED.get(workload)
+    named = SPECS.get(workload) or MORE.get(workload) or UNTUNED.get(workload) or drawn(workload)
     return named or trace_spec(Path(workload))
 
 
