@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bench.routing.bench import Result, Setting, calibrate, plan_runs, run_all, saturation
+from bench.routing.bench import Result, Setting, calibrate, costs_of, plan_runs, run_all, saturation
 from bench.routing.catalog import BY_NAME, CONFIGS, RIVALS, is_ours
 from bench.routing.drawn_workloads import drawn
 from bench.routing.more_workloads import MANY_SERVERS, MORE, UNTUNED
@@ -132,6 +132,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _costs(text: str) -> str:
+    costs_of(text)
+    return text
+
+
 def _add_fleet(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("the fleet").add_argument
     add("--servers", type=int, default=8, metavar="N", help="number of servers (default %(default)s)")
@@ -161,6 +166,13 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="number of servers with half the speed and half the cache",
+    )
+    add(
+        "--costs",
+        type=_costs,
+        default="",
+        metavar="A=X,B=Y",
+        help="constants of the servers' cost model (`model_server.runners.cost`), as decode_step_s=0.016",
     )
 
 
@@ -215,6 +227,7 @@ def _setting(args: argparse.Namespace) -> Setting:
         share_delay_s=args.share_delay,
         scrape_interval_s=args.scrape_interval,
         unlike=args.unlike,
+        costs=args.costs,
     )
 
 

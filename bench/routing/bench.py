@@ -52,6 +52,8 @@ class Setting:
     scrape_interval_s: float = 1.0
     unlike: int = 0
     """The number of servers, from the first on, that have half the speed and half the cache."""
+    costs: str = ""
+    """Constants of the servers' cost model that differ from `_COSTS`, as `name=number,name=number`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +84,22 @@ def spec_of(workload: str) -> Spec:
     return named or trace_spec(Path(workload))
 
 
-def shape_of(spec: Spec) -> EngineShape:
+_COSTS = CostModel(decode_step_s=0.008, decode_per_request_s=0.0001, lora_load_s=0.5)
+
+
+def costs_of(text: str) -> CostModel:
+    """Return the cost model with these constants. ValueError, TypeError: the text names none, or is none."""
+    pairs = (pair.split("=") for pair in text.split(",") if pair)
+    return replace(_COSTS, **{name: float(number) for name, number in pairs})
+
+
+def shape_of(spec: Spec, costs: str = "") -> EngineShape:
     """Return the size of an 8B model on one data-centre card, with 4 LoRA slots."""
     return EngineShape(
         num_blocks=CACHE_TOKENS // spec.block_tokens,
         block_tokens=spec.block_tokens,
         limits=SchedulerLimits(max_num_seqs=128, max_num_batched_tokens=2048, max_loras=4),
-        costs=CostModel(decode_step_s=0.008, decode_per_request_s=0.0001, lora_load_s=0.5),
+        costs=costs_of(costs),
     )
 
 
@@ -123,7 +134,7 @@ def outcome_of(run: Run) -> Outcome:
 
 def plan_of(setting: Setting, spec: Spec, *, arrivals_s: float) -> FleetPlan:
     return FleetPlan(
-        shape=shape_of(spec),
+        shape=shape_of(spec, setting.costs),
         num_servers=setting.num_servers,
         speeds=(0.5,) * setting.unlike,
         cache_shares={f"pod-{n}": 0.5 for n in range(setting.unlike)},
@@ -173,7 +184,7 @@ def calibrate(
         workload=workload, rule=CALIBRATION_RULE, load=1.0, seed=0, setting=replace(setting, replicas=1)
     )
     in_flight *= setting.num_servers
-    servers = Setting(num_servers=setting.num_servers, unlike=setting.unlike)
+    servers = Setting(num_servers=setting.num_servers, unlike=setting.unlike, costs=setting.costs)
     plan = replace(plan_of(servers, spec, arrivals_s=1e9), horizon_s=1e9)
     if spec.make is not None:
         count = max(200, 3 * in_flight, int(spec.num_requests * setting.scale))

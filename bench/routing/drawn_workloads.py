@@ -78,7 +78,7 @@ def _made(shape: Drawn, rng: random.Random, count: int) -> list[Timed]:
         if not branch:
             kind = rng.choices(range(shape.beginnings), cum_weights=weights)[0]
             era = n // shape.era if shape.era else 0
-            base = (Segment(SYSTEM_IDS + era * shape.beginnings + kind, sizes[kind]),)
+            base: tuple[Segment, ...] = (Segment(SYSTEM_IDS + era * shape.beginnings + kind, sizes[kind]),)
             if grown and rng.random() < shape.goes_on:
                 kind, base = grown[max(0, len(grown) - 1 - int(rng.expovariate(1 / shape.back)))]
         own, answer = _length(rng, shape.own_tokens, shape.own_sigma), _length(rng, shape.answer_tokens, 0.6)
