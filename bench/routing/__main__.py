@@ -38,18 +38,6 @@ examples:
 """
 
 _QUICK_WORKLOADS = ("conversation", "b2b", "hot", "chat")
-_QUICK_RULES = (
-    "least-cost",
-    "rr",
-    "least",
-    "p2c",
-    "sgl",
-    "dynamo",
-    "lmetric",
-    "lpwl",
-    "llmd-affinity",
-)
-
 _NEAR_RULES = (
     "least-cost",
     "llmd-affinity",
@@ -180,9 +168,7 @@ def main() -> int:
     args = _parser().parse_args()
     if args.list:
         for config in CONFIGS:
-            print(
-                f"{config.name:20} {'documented' if config.default else 'sweep':10} {dict(config.settings) or ''}"
-            )
+            print(f"{config.name:20} {dict(config.settings) or ''}")
         return 0
     results = [r for path in args.read for r in Store(path).results()] if args.read else _run(args)
     cells = cells_of(results)
@@ -233,7 +219,7 @@ def _setting(args: argparse.Namespace) -> Setting:
 
 def _run(args: argparse.Namespace) -> list[Result]:
     quick = args.quick
-    rules = list(_QUICK_RULES) if quick and args.rules == "defaults" else _rules(args.rules)
+    rules = ["rr", *_NEAR_RULES] if quick and args.rules == "defaults" else _rules(args.rules)
     names = [*_workloads(args.workloads, quick=quick), *map(str, args.trace)]
     loads = [float(x) for x in args.loads.split(",") if x] or ([0.8] if quick else [0.5, 0.8, 1.0, 1.2])
     seeds = range(1, 1 + (args.seeds or (1 if quick else 3)))

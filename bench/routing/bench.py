@@ -5,7 +5,6 @@ parallel processes.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -75,7 +74,6 @@ class Run:
 class Result:
     run: Run
     row: Row
-    wall_s: float
 
 
 def spec_of(workload: str) -> Spec:
@@ -104,10 +102,7 @@ def shape_of(spec: Spec, costs: str = "") -> EngineShape:
 
 
 def simulate(run: Run) -> Result:
-    """Make one run. Return its result and the time that it took."""
-    started = time.perf_counter()
-    row = row_of(outcome_of(run))
-    return Result(run=run, row=row, wall_s=time.perf_counter() - started)
+    return Result(run=run, row=row_of(outcome_of(run)))
 
 
 def outcome_of(run: Run) -> Outcome:

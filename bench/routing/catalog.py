@@ -36,24 +36,20 @@ class Config:
     """Requests wait in front of the rule while every server has more prefill tokens than it computes in this
     many steps. None means that no request waits.
     """
-    default: bool = True
-    """True for the documented default, False for a setting of the sweep."""
 
 
 CONFIGS: tuple[Config, ...] = (
     Config("least-cost", ours="least-cost"),
     Config("affinity", ours="affinity"),
     Config("prefix-hash", ours="prefix-hash"),
-    Config("exact", rules.ExactCost, default=False),
+    Config("exact", rules.ExactCost),
     Config(
         "calibration",
         rules.ExactCost,
         {"weight": 3.0, "stall": 0.0, "per_request": 120.0, "near_tie": 0.05},
-        default=False,
     ),
     Config("rr", rules.RoundRobin),
     Config("least", rules.LeastLoad),
-    Config("p2c", rules.PowerOfTwo),
     Config("ps-loadaware", rules.LoadAware),
     Config("sgl", rules.RadixTree),
     Config("sgl-zmq", rules.DeepestHolder),
@@ -67,13 +63,15 @@ CONFIGS: tuple[Config, ...] = (
 )
 
 BY_NAME = {config.name: config for config in CONFIGS}
-RIVALS = tuple(c.name for c in CONFIGS if c.default and c.ours is None)
-"""Other projects' rules with their documented settings."""
 
 
 def is_ours(name: str) -> bool:
     """Return whether this is a rule of the product, or a candidate for one."""
     return BY_NAME[name].ours is not None or BY_NAME[name].rule is rules.ExactCost
+
+
+RIVALS = tuple(name for name in BY_NAME if not is_ours(name))
+"""Other projects' rules with their documented settings."""
 
 
 def policy_of_config(config: Config) -> Policy:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from bench.routing.workloads import SYSTEM_IDS, Spec, Timed, length, made_request
 from model_server.sim.prompts import Segment
@@ -20,25 +20,20 @@ _PREFIX = "drawn-"
 _LONGEST_TOKENS = 100_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    beginnings: int
-    """The number of shared beginnings at a time."""
+class Drawn(NamedTuple):
+    """What is drawn. The lengths are means, in tokens."""
+
+    beginnings: int  # shared ones, at a time
     zipf: float
-    shared_tokens: float
-    own_tokens: float
+    shared: float
+    own: float
     own_sigma: float
-    answer_tokens: float
-    goes_on: float
-    """The share of requests that go on from an earlier request."""
-    back: float
-    """The mean number of requests since the one that a request goes on from."""
-    together: int
-    """The number of requests with the same beginning that come at one instant."""
-    era: int
-    """All beginnings are new after this many requests. 0: they stay."""
-    burst: float
-    """The coefficient of variation of the gaps."""
+    answer: float
+    goes_on: float  # the share of requests that go on from an earlier one
+    back: float  # how many requests ago the earlier one came
+    together: int  # requests with the same beginning that come at one instant
+    era: int  # after so many requests all beginnings are new; 0: they stay
+    burst: float  # coefficient of variation of the gaps
     adapters: int
 
 
@@ -54,10 +49,10 @@ def drawn(name: str) -> Spec | None:
     shape = Drawn(
         beginnings=int(between(1, 1000)),
         zipf=rng.uniform(0, 1.4),
-        shared_tokens=between(200, 12_000),
-        own_tokens=between(50, 8000),
+        shared=between(200, 12_000),
+        own=between(50, 8000),
         own_sigma=rng.uniform(0.3, 1.2),
-        answer_tokens=between(4, 2000),
+        answer=between(4, 2000),
         goes_on=rng.choice((0, 0, 0.3, 0.6, 0.85)),
         back=between(5, 300),
         together=rng.choice((1, 1, 1, 1, 2, 4, 8)),
@@ -70,7 +65,7 @@ def drawn(name: str) -> Spec | None:
 
 def _made(shape: Drawn, rng: random.Random, count: int) -> list[Timed]:
     weights = list(itertools.accumulate((rank + 1) ** -shape.zipf for rank in range(shape.beginnings)))
-    sizes = [_length(rng, shape.shared_tokens, 0.5) for _ in weights]
+    sizes = [_length(rng, shape.shared, 0.5) for _ in weights]
     grown: list[tuple[int, tuple[Segment, ...]]] = []
     made: list[Timed] = []
     for n in range(count):
@@ -81,7 +76,7 @@ def _made(shape: Drawn, rng: random.Random, count: int) -> list[Timed]:
             base: tuple[Segment, ...] = (Segment(SYSTEM_IDS + era * shape.beginnings + kind, sizes[kind]),)
             if grown and rng.random() < shape.goes_on:
                 kind, base = grown[max(0, len(grown) - 1 - int(rng.expovariate(1 / shape.back)))]
-        own, answer = _length(rng, shape.own_tokens, shape.own_sigma), _length(rng, shape.answer_tokens, 0.6)
+        own, answer = _length(rng, shape.own, shape.own_sigma), _length(rng, shape.answer, 0.6)
         adapter = f"lora-{kind % shape.adapters}" if shape.adapters else ""
         request = made_request(n, base, own, answer, adapter=adapter)
         gap = rng.gammavariate(shape.burst**-2, shape.burst**2) * shape.together

@@ -263,19 +263,6 @@ def greedy_tenant(timed: Sequence[Timed], rng: random.Random, *, light: int = 4)
 # -- workloads on which no constant of the rule was chosen: they were written when the rule was final --------
 
 
-def sizes(rng: random.Random, count: int) -> list[Timed]:
-    """Return prompts that share nothing: nine in ten have about 150 tokens, and one in ten has about
-    16,000.
-    """
-    made = []
-    for n in range(count):
-        long = rng.random() < 0.1
-        own = length(rng, mean=16_000 if long else 150, sigma=0.5, least=16, most=60_000)
-        answer = length(rng, mean=250, sigma=0.6, least=8, most=1500)
-        made.append(Timed(rng.expovariate(1), made_request(n, (), own, answer)))
-    return made
-
-
 def forks(rng: random.Random, count: int) -> list[Timed]:
     """Return the requests of searches: a long history is continued in two to four ways at the same moment,
     and some of these continuations are continued again.
@@ -308,20 +295,6 @@ def clock(rng: random.Random, count: int, *, every: int = 150) -> list[Timed]:
         shared = (Segment(SYSTEM_IDS, 300), Segment(SYSTEM_IDS + 1 + era, 6000))
         own = length(rng, mean=500, sigma=0.8, least=16, most=5000)
         answer = length(rng, mean=250, sigma=0.6, least=16, most=1500)
-        made.append(Timed(rng.expovariate(1), made_request(n, shared, own, answer)))
-    return made
-
-
-def writers(rng: random.Random, count: int) -> list[Timed]:
-    """Return requests with 20 shared prompts of 4,000 tokens. Three in four answers are short, the others
-    have about 3,000 tokens.
-    """
-    made = []
-    for n in range(count):
-        shared = (Segment(SYSTEM_IDS + rng.randrange(20), 4000),)
-        own = length(rng, mean=300, sigma=0.8, least=16, most=4000)
-        long = rng.random() < 0.25
-        answer = length(rng, mean=3000 if long else 60, sigma=0.4, least=4, most=8000)
         made.append(Timed(rng.expovariate(1), made_request(n, shared, own, answer)))
     return made
 
@@ -364,10 +337,8 @@ def tool_sessions(rng: random.Random) -> Iterator[Sequence[Turn]]:
 UNTUNED: Mapping[str, Spec] = {
     spec.name: spec
     for spec in (
-        Spec(name="sizes", kind="open", make=sizes),
         Spec(name="forks", kind="open", make=forks),
         Spec(name="clock", kind="open", make=clock),
-        Spec(name="writers", kind="open", make=writers),
         Spec(name="comers", kind="open", make=comers),
         Spec(
             name="tools",

@@ -24,20 +24,12 @@ class LeastWork(SimpleRule):
 
 
 class LMetric(SimpleRule):
-    """Chooses the server with the least product of the request's own uncached tokens and the load. The
-    variant adds the backlog to the tokens.
-    """
-
-    def __init__(self, world: World, *, with_backlog: bool = False) -> None:
-        super().__init__(world)
-        self._with_backlog = with_backlog
+    """Chooses the server with the least product of the request's own uncached tokens and the load."""
 
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
-        def key(pod: Pod) -> float:
-            backlog = pod.backlog_tokens if self._with_backlog else 0
-            return (backlog + self.uncached(asked, depths, pod)) * (pod.in_flight + 1)
-
-        return self.world.least(self.pods, key)
+        return self.world.least(
+            self.pods, lambda pod: self.uncached(asked, depths, pod) * (pod.in_flight + 1)
+        )
 
 
 class Dynamo(SimpleRule):
@@ -45,25 +37,13 @@ class Dynamo(SimpleRule):
     The sum includes the blocks of this request.
     """
 
-    def __init__(self, world: World, *, scale: float = 1.0, load_weight: float = 0.0) -> None:
-        """`scale` is Dynamo's `prefill_load_scale`, the setting that Dynamo's documents name. Dynamo refuses
-        a credit above 1.
-        """
-        super().__init__(world)
-        self._scale, self._load_weight = scale, load_weight
-
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
         size = self.world.block_tokens
 
         def key(pod: Pod) -> float:
             prefill = (pod.backlog_tokens + asked.num_tokens) / size - depths[pod.name]
             own = sum(name not in pod.active_blocks for name in asked.names)
-            return (
-                self._scale * max(0.0, prefill)
-                + len(pod.active_blocks)
-                + own
-                + self._load_weight * pod.in_flight
-            )
+            return max(0.0, prefill) + len(pod.active_blocks) + own
 
         return self.world.least(self.pods, key)
 
@@ -128,7 +108,7 @@ class AibrixPd(SimpleRule):
 
 
 class ExactCost(SimpleRule):
-    """Chooses by our score with exact knowledge, in tokens: B + U (w + k L) + c L.
+    """Chooses by our score with exact knowledge, in tokens: B + U (w + k L) + c L. By default c is 0.
 
     With better signals the real picker would make these choices. Of the scores within `near_tie` of the best,
     the one with the most cached tokens wins.
@@ -140,7 +120,7 @@ class ExactCost(SimpleRule):
         *,
         weight: float = 1.0,
         stall: float = 0.15,
-        per_request: float = 50.0,
+        per_request: float = 0.0,
         near_tie: float = 0.0,
     ) -> None:
         super().__init__(world)
@@ -170,12 +150,6 @@ class RoundRobin(LoadRule):
 class LeastLoad(LoadRule):
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
         return self.world.least(self.pods, lambda pod: pod.in_flight)
-
-
-class PowerOfTwo(LoadRule):
-    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
-        two = self.world.rng.sample(self.pods, min(2, len(self.pods)))
-        return self.world.least(two, lambda pod: pod.in_flight)
 
 
 class RadixTree(SimpleRule):

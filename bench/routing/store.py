@@ -89,6 +89,4 @@ def _line_of(result: Result, *, code: str) -> str:
 
 def _result_of(item: dict[str, Any]) -> Result:
     run = item["run"]
-    return Result(
-        run=Run(**{**run, "setting": Setting(**run["setting"])}), row=Row(**item["row"]), wall_s=0.0
-    )
+    return Result(run=Run(**{**run, "setting": Setting(**run["setting"])}), row=Row(**item["row"]))

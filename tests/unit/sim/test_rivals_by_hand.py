@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -65,7 +65,6 @@ class Case:
     """Requests in the server's queue, as on its page."""
     kv_usage: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """The share of the KV cache in use, as on the server's page."""
-    settings: dict[str, Any] = field(default_factory=dict)
 
 
 def a_page(*, waiting: int = 0, kv_usage: float = 0.0) -> Snapshot:
@@ -128,8 +127,6 @@ DYNAMO = [
     Case("a backlog of 4 blocks: 9 + 10 against 20", {0}, backlog=(400, 0, 0), depths=(5, 0, 0)),
     Case("a backlog of 6 blocks: 11 + 10 against 20", {1, 2}, backlog=(600, 0, 0), depths=(5, 0, 0)),
     Case("requests do not count by default", {0, 1, 2}, loads=(9, 0, 0)),
-    Case("a weight of requests: 15 + 6 against 20", {1, 2}, loads=(6, 0, 0), depths=(5, 0, 0), settings={"load_weight": 1.0}),
-    Case("a scale of 0.5: 5.5 + 10 against 15", {1, 2}, backlog=(600, 0, 0), depths=(5, 0, 0), settings={"scale": 0.5}),
     Case("less than no prefill is none", {0}, depths=(10, 9, 9)),
 ]  # fmt: skip
 
@@ -211,7 +208,7 @@ SOURCES: dict[Any, list[Case]] = {
     ],
 )
 def test_a_rival_chooses_as_its_source_does(rule: Any, case: Case) -> None:
-    assert all_choices(rule(world_of(case), **case.settings), case) == case.may
+    assert all_choices(rule(world_of(case)), case) == case.may
 
 
 # ai-dynamo/dynamo lib/kv-router/src/scheduling/policy_config.rs at fb5f04b38cf1: worker_is_busy; queue.rs:

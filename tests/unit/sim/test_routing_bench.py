@@ -8,6 +8,7 @@ import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -15,11 +16,14 @@ from bench.routing.bench import (
     Result,
     Run,
     Setting,
+    costs_of,
     outcome_of,
     simulate,
+    spec_of,
 )
 from bench.routing.catalog import CONFIGS
 from bench.routing.report import cells_of, goals
+from bench.routing.traces import TraceError
 from bench.routing.workloads import SPECS
 
 TINY = Setting(num_servers=3, scale=0.02)
@@ -50,7 +54,7 @@ def test_every_configuration_serves_every_request_and_repeats_itself(rule: str) 
     assert all(record.completed for record in first.records)
 
 
-@pytest.mark.parametrize("workload", list(SPECS))
+@pytest.mark.parametrize("workload", [*SPECS, "drawn-2", "drawn-7"])
 def test_every_workload_runs_and_repeats_itself(workload: str) -> None:
     first, again = (outcome_of(run_of("least-cost", workload)) for _ in range(2))
     assert repr(first) == repr(again)
@@ -66,6 +70,22 @@ def test_routing_by_prefix_finds_more_in_the_caches_than_taking_turns(workload: 
         simulate(run_of(rule, workload, setting=setting)).row for rule in ("least-cost", "rr")
     )
     assert least_cost.hit_ratio > in_turn.hit_ratio
+
+
+def test_each_number_draws_another_workload() -> None:
+    specs = map(spec_of, ("drawn-1", "drawn-1", "drawn-2"))
+    first, again, other = (spec.make(Random(1), 20) for spec in specs if spec.make is not None)
+    assert first == again != other
+    with pytest.raises(TraceError):
+        spec_of("drawn-x")
+
+
+def test_a_constant_of_the_servers_changes_what_requests_take() -> None:
+    slow = replace(TINY, costs="decode_step_s=0.016")
+    usual, slower = (simulate(run_of("rr", setting=setting)).row for setting in (TINY, slow))
+    assert slower.tpot_p90_s > 1.5 * usual.tpot_p90_s
+    with pytest.raises(TypeError):
+        costs_of("decode_steps=1")
 
 
 def test_a_mooncake_trace_is_read_with_its_blocks(tmp_path: Path) -> None:
@@ -93,7 +113,7 @@ def test_an_azure_trace_is_read_with_made_up_prefixes(tmp_path: Path) -> None:
 def test_a_ratio_has_its_error_over_the_seeds() -> None:
     def result(rule: str, seed: int, *, ttft_s: float, good: float) -> Result:
         row = replace(simulated, ttft_mean_s=ttft_s, ttft_p90_s=1.0, tpot_p90_s=1.0, good=good)
-        return Result(run=replace(run_of(rule), seed=seed), row=row, wall_s=0.0)
+        return Result(run=replace(run_of(rule), seed=seed), row=row)
 
     simulated = simulate(run_of("rr")).row
     results = [
