@@ -111,7 +111,7 @@ bench-engine: engine-env ## measure the caching documents' rows that need a real
 bench-gpu: $(VENV)/.dev $(if $(findstring --tiny,$(ARGS)),engine-env vllm-env) ## measure the rows that need a GPU (450 s a run; the next run continues); PYTHON=... needs torch for CUDA; ARGS="--tiny" uses the CPU
 	@$(if $(findstring --tiny,$(ARGS)),$(BIN)/python,$(PYTHON)) -m bench.gpu $(ARGS)
 
-bench-routing: $(VENV)/.dev ## compare the picker with 13 other rules in a simulated fleet; ARGS="--help"
+bench-routing: $(VENV)/.dev ## compare the picker with 12 other rules in a simulated fleet; ARGS="--help"
 	@$(BIN)/python -m bench.routing $(or $(ARGS),--quick)
 
 bench-live: vllm-env fetch-model ## run rules before four real vLLM servers, and the simulator on the same requests (ten minutes); ARGS="--help"
