@@ -107,13 +107,13 @@ def prepare_shape(shape: str, *, device_name: str, num_blocks: int) -> Bench:
     return Bench(model, model_name, num_blocks, text_of, whole=device.type == "cuda")
 
 
-def request(name: str, prompt: Sequence[TokenId], *, max_tokens: int) -> Request:
+def request(name: str, prompt: Sequence[TokenId], *, max_tokens: int, arrival_s: float = 0.0) -> Request:
     """Return a request that never ends before `max_tokens`."""
     return Request(
         RequestId(name),
         list(prompt),
         max_tokens=max_tokens,
-        arrival_s=0.0,
+        arrival_s=arrival_s,
         ignore_eos=True,
     )
 

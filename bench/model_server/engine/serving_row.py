@@ -5,9 +5,9 @@ cache and without. The command calls this module.
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -34,78 +34,103 @@ WHOLE = Arrivals(requests=500, shared_tokens=330, own_tokens=550, answer_tokens=
 """
 SMALL = replace(WHOLE, requests=24, rate_per_s=0.5)
 """The same at a rate that is near what four layers of SmolLM2 compute without the cache on one CPU thread."""
-SIDES = {"on": CacheOptions(partial_blocks=True), "off": None}
 
 
 def serving(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> dict[str, Any]:
     """Measure row 001-7: how a shared start changes times and throughput when requests come at random
-    times.
+    times. The engine that has fewer seconds behind it makes the next step, so a machine that slows down does
+    it to both.
     """
     load = WHOLE if bench.whole else SMALL
     load = replace(load, requests=bench.requests or load.requests)
-
-    def serve(repeat: int, *, cache: str) -> float:
-        row = run(bench, load, cache=SIDES[cache], seed=repeat)
-        for name, value in row.items():
-            kept.add(f"001-7 {name}, {cache}", value)
-        return row["TTFT ms"]
-
-    kept.in_turns({cache: partial(serve, cache=cache) for cache in SIDES}, repeats=repeats, say=say)
-    on, off = (_medians(kept, cache) for cache in SIDES)
-    ratios = {name: on[name] / (off[name] or 1.0) for name in on if name != "hits"}
-    rows = [{"cache": "on", **on}, {"cache": "off", **off}, {"cache": "on / off", **ratios}]
+    for repeat in range(repeats):
+        on = Side(bench, load, cache=CacheOptions(partial_blocks=True), seed=repeat)
+        off = Side(bench.twin(), load, cache=None, seed=repeat)
+        said = 0
+        for ended in in_turns(on, off):
+            if ended >= said + 50:
+                said = ended
+                say(f"{ended} of {2 * load.requests} answers")
+        for cache, side in (("on", on), ("off", off)):
+            for name, value in side.figures().items():
+                kept.add(f"001-7 {cache}: {name}", value)
+    with_cache, without = (_medians(kept, f"001-7 {cache}: ") for cache in ("on", "off"))
+    ratios = {name: with_cache[name] / (without[name] or 1.0) for name in without if name != "hits"}
+    rows = [{"cache": "on", **with_cache}, {"cache": "off", **without}, {"cache": "on / off", **ratios}]
     goal = f"hits 0.37 to 0.38, TTFT <= 0.75 times, TPOT lower; {load.requests} requests at {load.rate_per_s:g}/s"
     return {"row": "001-7", "goal": goal, "rows": rows}
 
 
-def _medians(kept: Kept, cache: str) -> dict[str, float]:
-    names = [name for name in kept.series if name.startswith("001-7 ") and name.endswith(f", {cache}")]
-    return {name.removeprefix("001-7 ").removesuffix(f", {cache}"): kept.median(name) for name in names}
+def in_turns(*sides: Side) -> Iterator[int]:
+    """Serve all requests of all sides. Return after each step how many answers have ended."""
+    while unfinished := [side for side in sides if side.unfinished]:
+        min(unfinished, key=lambda side: side.now_s).step()
+        yield sum(side.ended for side in sides)
 
 
-def run(bench: Bench, load: Arrivals, *, cache: CacheOptions | None, seed: int) -> dict[str, float]:
-    """Return means and 99th percentiles, under the names of 001's tables. The clock is the bench's own, so on
-    a CPU other work of the machine does not count. It jumps to the next request where the engine is idle.
+def _medians(kept: Kept, side: str) -> dict[str, float]:
+    return {name.removeprefix(side): kept.median(name) for name in kept.series if name.startswith(side)}
+
+
+class Side:
+    """One engine and its requests. Its clock counts the seconds of its own steps, by the bench's clock, so on
+    a CPU other work of the machine does not count. The clock jumps to the next request where the engine is
+    idle.
     """
+
+    def __init__(self, bench: Bench, load: Arrivals, *, cache: CacheOptions | None, seed: int) -> None:
+        self._bench = bench
+        self._engine = runs.engine_of(bench, cache=cache is not None, options=cache)
+        self._made = _requests(bench, load, seed=seed)
+        self._waiting = deque(self._made)
+        self._token_s: defaultdict[RequestId, list[float]] = defaultdict(list)
+        self.now_s = 0.0
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._waiting or self._engine.num_unfinished)
+
+    @property
+    def ended(self) -> int:
+        return len(self._made) - len(self._waiting) - self._engine.num_unfinished
+
+    def step(self) -> None:
+        started_s = self._bench.now_s()
+        if not self._engine.num_unfinished:
+            self.now_s = max(self.now_s, self._waiting[0].arrival_s)
+        while self._waiting and self._waiting[0].arrival_s <= self.now_s:
+            self._engine.add(self._waiting.popleft())
+        outputs, _ = self._engine.step(now=self.now_s)
+        self.now_s += self._bench.now_s() - started_s
+        for output in outputs:
+            self._token_s[output.request.request_id].append(self.now_s - output.request.arrival_s)
+
+    def figures(self) -> dict[str, float]:
+        """Return means and 99th percentiles, under the names of 001's tables."""
+        times = list(self._token_s.values())
+        found = {
+            "hits": runs.hit_share(self._made),
+            "requests/s": len(self._made) / self.now_s,
+            "input tokens/s": sum(request.num_prompt_tokens for request in self._made) / self.now_s,
+            "output tokens/s": sum(map(len, times)) / self.now_s,
+        }
+        series = {
+            "TTFT": [one[0] for one in times],
+            "TPOT": [(one[-1] - one[0]) / max(1, len(one) - 1) for one in times],
+            "ITL": [after - before for one in times for before, after in pairwise(one)],
+        }
+        for name, seconds in series.items():
+            found[f"{name} ms"] = 1000 * fmean(seconds)
+            found[f"{name} P99"] = 1000 * percentile(seconds, 0.99)
+        return found
+
+
+def _requests(bench: Bench, load: Arrivals, *, seed: int) -> list[Request]:
     rng = random.Random(seed)
     shared = bench.text_of(f"{seed} shared", load.shared_tokens)
-    engine = runs.engine_of(bench, cache=cache is not None, options=cache)
-    waiting: list[tuple[float, Request]] = []
-    at_s = 0.0
+    made, at_s = list[Request](), 0.0
     for n in range(load.requests):
         at_s += rng.expovariate(load.rate_per_s)
         prompt = shared + bench.text_of(f"{seed} own {n}", load.own_tokens)
-        waiting.append((at_s, runs.request(str(n), prompt, max_tokens=load.answer_tokens)))
-    made = [request for _, request in waiting]
-    sent_s = {request.request_id: at_s for at_s, request in waiting}
-    waiting.reverse()
-    token_s: defaultdict[RequestId, list[float]] = defaultdict(list)
-    started_s = bench.now_s()
-    now_s = 0.0
-    while waiting or engine.num_unfinished:
-        if not engine.num_unfinished and now_s < waiting[-1][0]:
-            started_s -= waiting[-1][0] - now_s
-            now_s = waiting[-1][0]
-        while waiting and waiting[-1][0] <= now_s:
-            engine.add(waiting.pop()[1])
-        outputs, _ = engine.step(now=now_s)
-        now_s = bench.now_s() - started_s
-        for output in outputs:
-            request_id = output.request.request_id
-            token_s[request_id].append(now_s - sent_s[request_id])
-    times = list(token_s.values())
-    found = {
-        "hits": runs.hit_share(made),
-        "requests/s": len(made) / now_s,
-        "input tokens/s": sum(request.num_prompt_tokens for request in made) / now_s,
-        "output tokens/s": sum(map(len, times)) / now_s,
-    }
-    series = {
-        "TTFT": [one[0] for one in times],
-        "TPOT": [(one[-1] - one[0]) / max(1, len(one) - 1) for one in times],
-        "ITL": [after - before for one in times for before, after in pairwise(one)],
-    }
-    for name, seconds in series.items():
-        found[f"{name} ms"] = 1000 * fmean(seconds)
-        found[f"{name} P99"] = 1000 * percentile(seconds, 0.99)
-    return found
+        made.append(runs.request(str(n), prompt, max_tokens=load.answer_tokens, arrival_s=at_s))
+    return made
