@@ -43,7 +43,8 @@ def serving(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> dict[str, An
     """
     load = WHOLE if bench.whole else SMALL
     load = replace(load, requests=bench.requests or load.requests)
-    for repeat in range(repeats):
+    first = len(kept.series.get("001-7 on: hits", ()))
+    for repeat in range(first, first + repeats):
         on = Side(bench, load, cache=CacheOptions(partial_blocks=True), seed=repeat)
         off = Side(bench.twin(), load, cache=None, seed=repeat)
         said = 0
