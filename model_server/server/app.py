@@ -35,9 +35,6 @@ from model_server.server.front_ends import (
     EmbeddingsReply,
     MessagesBody,
     MessagesReply,
-    Responses,
-    ResponsesBody,
-    ResponsesReply,
     chat_of_messages,
     completion_of_embeddings,
 )
@@ -52,6 +49,7 @@ from model_server.server.openai import (
 )
 from model_server.server.remote_prefill import BLOCKS_PATH, HEADER, BlocksAsked, RemotePrefill
 from model_server.server.replies import Delta, Reply, error_event
+from model_server.server.responses import Responses, ResponsesBody, ResponsesReply
 from model_server.text.language import SchemaError
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")

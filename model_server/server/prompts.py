@@ -278,6 +278,8 @@ def function_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def _part_text(part: Part) -> str:
+    if part.type in ("thinking", "redacted_thinking"):
+        return ""  # as templates leave out earlier thoughts
     if part.type != "text" or part.text is None:
         raise ApiError("This model takes text parts only.", param="messages")
     return part.text

@@ -109,7 +109,7 @@ TURNS: dict[str, list[dict[str, Any]]] = {
         {"role": "tool", "tool_call_id": "c", "content": "a.py"},
     ],
     "/v1/messages": [
-        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "ls", "input": {}}]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm.", "signature": "s"}, {"type": "tool_use", "id": "c", "name": "ls", "input": {}}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "a.py"}]}]},
     ],
     "/v1/responses": [
