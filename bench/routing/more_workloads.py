@@ -260,7 +260,7 @@ def greedy_tenant(timed: Sequence[Timed], rng: random.Random, *, light: int = 4)
     return [replace(t, request=replace(t.request, tenant=rng.choices(names, weights)[0])) for t in timed]
 
 
-# -- workloads on which no constant of the rule was chosen: they were written when the rule was final --------
+# -- further workloads: the price of a copy was chosen on `clock` and `forks` --------------------------------
 
 
 def forks(rng: random.Random, count: int) -> list[Timed]:
