@@ -106,8 +106,13 @@ class Followed:
             self.replay = None
 
     def restarted(self) -> list[Step]:
-        """Another part of the picker knows that another process sends now."""
+        """Another part of the picker knows that another process sends now. What waits for a replay is
+        dropped: the old process sent it, or the new replay brings it again.
+        """
         self._close_replay()
+        for _ in range(_RECEIVE_HIGH_WATER_MARK if self.source.replay else 0):
+            if _receive(self.sub) is None:
+                break
         return self.messages.restarted()
 
     def read(self, *, now: float) -> list[Step]:

@@ -85,6 +85,7 @@ class SequenceMachine(RuleBasedStateMachine):
         self.process += 1
         self.sent, self.replay = [], None
         if known:
+            self.waiting.clear()  # as the owner of the socket does
             self.take(self.sequence.restarted())
         else:
             self.a_message_arrives()

@@ -122,6 +122,21 @@ def test_a_replay_comes_first_and_one_without_an_answer_is_given_up(
     server.close()
 
 
+def test_messages_that_wait_for_a_replay_at_a_restart_are_not_read(context: Context) -> None:
+    """The old process sent them, and no number of theirs may be taken for one of the new process."""
+    router, address = bound(context, zmq.ROUTER)
+    server = Server(context, replay=address)
+    while not server.followed.sub.poll(20):
+        server.send(b"of the old process")
+    assert server.followed.restarted() == [Forget.RESTART]
+    while server.followed.messages.due is not None:
+        assert server.followed.read(now=0.0) == []
+        server.followed.messages.replay_over()
+    assert server.followed.read(now=0.0) == []
+    router.close(linger=0)
+    server.close()
+
+
 def test_a_replay_that_does_not_end_is_given_up(context: Context) -> None:
     router, address = bound(context, zmq.ROUTER)
     server = Server(context, replay=address)
