@@ -25,10 +25,8 @@ from epp.picker.events import (
     Answered,
     Began,
     Ended,
-    Listener,
     Moved,
     Pick,
-    PickerEvent,
     PrefillBegan,
 )
 from epp.picker.fleet_news import FleetNews
@@ -51,29 +49,6 @@ def enter(pick: Pick, phase: Phase) -> None:
     """Enter the next phase. An assertion fails if this phase may not follow the current one."""
     assert phase in FOLLOWS[pick.phase], f"{phase} does not follow {pick.phase}"
     pick.phase = phase
-
-
-class Listeners:
-    """Sends each event to all listeners, in the order in which they subscribed. They may subscribe and
-    unsubscribe meanwhile.
-    """
-
-    __slots__ = ("_all",)
-
-    def __init__(self) -> None:
-        self._all: tuple[Listener, ...] = ()
-
-    def subscribe(self, listener: Listener) -> None:
-        """Call `listener` with every later event, in order, before any other work is done."""
-        self._all = (*self._all, listener)
-
-    def unsubscribe(self, listener: Listener) -> None:
-        """Stop calling `listener`. It may be unsubscribed already."""
-        self._all = tuple(each for each in self._all if each != listener)
-
-    def send(self, event: PickerEvent) -> None:
-        for listener in self._all:
-            listener(event)
 
 
 class Considered(NamedTuple):

@@ -24,7 +24,7 @@ from epp.base.types import ChunkHash, EndpointName
 from epp.picker.endpoints.backlog import Booking
 from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, PAGE_AGE_S, EndpointState
 from epp.picker.endpoints.fleet import Fleet
-from epp.picker.events import Guess, GuessedEntries, Listener, Pick, PrefillJob, Proved
+from epp.picker.events import Guess, GuessedEntries, Listener, Pick, PickerEvent, PrefillJob, Proved
 from epp.picker.phases import Phase
 from epp.picker.prefix_index.table import NOTHING, Mirror, PrefixTable, Recorded, Run
 from epp.picker.prefix_index.upkeep import disown
@@ -46,6 +46,29 @@ def too_long(prompt: Prompt, state: EndpointState) -> bool:
     """
     limit = state.max_model_len or (state.metrics.capacity_tokens if state.metrics else None)
     return bool(limit and prompt.chain) and prompt.tokens > _CERTAINLY * (limit or 0)
+
+
+class Listeners:
+    """Sends each event to all listeners, in the order in which they subscribed. They may subscribe and
+    unsubscribe meanwhile.
+    """
+
+    __slots__ = ("_all",)
+
+    def __init__(self) -> None:
+        self._all: tuple[Listener, ...] = ()
+
+    def subscribe(self, listener: Listener) -> None:
+        """Call `listener` with every later event, in order, before any other work is done."""
+        self._all = (*self._all, listener)
+
+    def unsubscribe(self, listener: Listener) -> None:
+        """Stop calling `listener`. It may be unsubscribed already."""
+        self._all = tuple(each for each in self._all if each != listener)
+
+    def send(self, event: PickerEvent) -> None:
+        for listener in self._all:
+            listener(event)
 
 
 class Guesses:

@@ -19,7 +19,7 @@ from epp.base.errors import NoEndpointError
 from epp.base.types import Address
 from epp.config.flow import Flow
 from epp.config.policy import Policy, PolicySpec
-from epp.picker.commit import Commits, Considered, Listeners
+from epp.picker.commit import Commits, Considered
 from epp.picker.decision import (
     DIRECT,
     SHOWN_CHARS,
@@ -34,6 +34,7 @@ from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.events import Fatal, MadeState, Pick
 from epp.picker.fatal import FatalRequests
 from epp.picker.fleet_news import FleetNews
+from epp.picker.guesses import Listeners
 from epp.picker.kept_state import KeptState
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.upkeep import evict
