@@ -375,15 +375,13 @@ async def _errors_in_api_shape(request: web.Request, handler: Handler) -> web.St
         body = {"error": {name: text and text.replace("response_format", own) for name, text in said}}
     except web.HTTPRequestEntityTooLarge:
         limit = request.app[_MAX_BODY_BYTES]
-        message = f"The body has more than {limit:,} bytes, the limit of this server (--max-body-bytes)."
-        status, body = 413, error_body(message, error_type="invalid_request_error")
+        too_large = f"The body has more than {limit:,} bytes, the limit of this server (--max-body-bytes)."
+        status, body = 413, ApiError(too_large).body()
     except web.HTTPException as error:
         headers = {"allow": error.headers["allow"]} if "allow" in error.headers else {}
-        message = f"{request.method} {request.path}: {error.reason}"
-        status, body = error.status, error_body(message, error_type="invalid_request_error")
+        status, body = error.status, ApiError(f"{request.method} {request.path}: {error.reason}").body()
     except web.RequestPayloadError as error:
-        message = f"The body cannot be read: {' '.join(str(error).split())}"
-        body = error_body(message, error_type="invalid_request_error")
+        body = ApiError(f"The body cannot be read: {' '.join(str(error).split())}").body()
     except ConnectionError:
         return web.Response(status=_CLIENT_GONE)
     except Exception:  # noqa: BLE001 - after any fault the client gets an error, and the log the traceback
