@@ -150,7 +150,7 @@ async def test_secrets_that_the_chart_made_outlive_upgrade_and_rollback(
         return [plane.get(f"secret/{name}", *where)["data"] for name in names]
 
     flags = ("--set", "shape=gateway")
-    plane.helm("install", "gateway", GATEWAY, *where, *flags)
+    assert "no metrics server" in plane.helm("install", "gateway", GATEWAY, *where, *flags)
     made = secrets()
     plane.helm("upgrade", "gateway", GATEWAY, *where, *flags, "--set", "config.log.level=debug")
     assert secrets() == made, "the old pods still know the password"
