@@ -1,4 +1,5 @@
-"""Accepts the connections of a listening socket, and loses none of them when it stops.
+"""Accepts the connections of a listening socket, loses none of them when it stops, and ends a connection
+without losing its last bytes.
 
 asyncio's own servers take a connection in one turn of the loop and give it to its protocol in a later turn. A
 server that is closed in between leaves the connection open for ever, or logs an error. Our own HTTP/2, the
@@ -23,6 +24,21 @@ Welcome = Callable[[socket.socket], Coroutine[Any, Any, None]]
 def address_of(name: object) -> str:
     """Return the address in the name of a socket, without the port. Empty: it is a unix socket."""
     return str(name[0]) if isinstance(name, tuple) else ""
+
+
+def end_our_side(transport: asyncio.Transport) -> None:
+    """End our side of a connection. Bytes that the peer has already sent are read and thrown away, because
+    closing a socket that holds unread bytes loses our last ones.
+    """
+    if not transport.can_write_eof():
+        transport.close()
+        return
+    try:
+        transport.write_eof()
+    except OSError:  # The peer is gone.
+        transport.abort()
+    else:
+        transport.resume_reading()
 
 
 class Acceptor:

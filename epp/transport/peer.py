@@ -18,7 +18,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final, cast
 
 from epp.protocol.calls import Handler
-from epp.transport.accepting import address_of
+from epp.transport.accepting import address_of, end_our_side
 from epp.transport.http2.connection import Connection
 from epp.transport.http2.messages import (
     OK,
@@ -31,6 +31,7 @@ from epp.transport.http2.messages import (
     Message,
     Opened,
     Reply,
+    memory_bytes,
 )
 from epp.transport.turns import AT_ONCE_S, AddressTurns
 
@@ -45,8 +46,6 @@ _TURN_OF_OTHERS_S: Final = 0.0005
 """The same for a peer without ext_proc calls. Others wait for such a turn with each message of a request."""
 _MOST_WAITING_BYTES: Final = 2**20
 """The most bytes of events on one connection that wait for their handlers. Beyond this, nothing is read."""
-_EVENT_BYTES: Final = 200
-"""Memory that a waiting event takes besides its message."""
 _STEPS: Final = 16
 """Frames, or steps of as much work, that are read between two readings of the clock."""
 _HIGH_WATER_BYTES: Final = 2**20
@@ -98,10 +97,6 @@ class Call:
 
 _Waiting = tuple[float, Call, Message | HalfClosed | Gone]
 """An event that waits for its handler, with the moment after which it came."""
-
-
-def _bytes(event: Message | HalfClosed | Gone) -> int:
-    return _EVENT_BYTES + (len(event.data) if type(event) is Message else 0)
 
 
 class Peer(asyncio.Protocol):
@@ -242,26 +237,12 @@ class Peer(asyncio.Protocol):
             transport.write(data)
         if connection.closing and connection.ends and self._closing_since == inf:
             self._closing_since = self.server.now()
-            self._end_our_side(transport)
-
-    def _end_our_side(self, transport: asyncio.Transport) -> None:
-        """End our side. Bytes that the peer has already sent are read and thrown away, because closing a
-        socket that holds unread bytes loses our last frames.
-        """
-        if not transport.can_write_eof():
-            transport.close()
-            return
-        try:
-            transport.write_eof()
-        except OSError:  # The peer is gone.
-            transport.abort()
-        else:
-            transport.resume_reading()
+            end_our_side(transport)
 
     def check_integrity(self) -> None:
         self.connection.check_integrity()
         waiting = [*self._of_begun, *self._of_new]
-        assert self.waiting_bytes == sum(_bytes(event) for _, _, event in waiting)
+        assert self.waiting_bytes == sum(memory_bytes(event) for _, _, event in waiting)
         assert len(waiting) >= sum(call.waiting for call in self._calls.values())
         assert not any(call.begun for _, call, _ in self._of_new)
         assert not self._calls or self not in self.source.idle
@@ -291,19 +272,18 @@ class Peer(asyncio.Protocol):
         """Serve calls that have begun first, then new calls, each for as long as a turn may take. While
         calls that have begun keep us busy, each turn serves one message of a new call.
         """
-        connection, began = self.connection, now
         self._take_in(events, now=now)
-        if not (connection.pending or self._of_begun or self._of_new):
+        if not (self.connection.pending or self._of_begun or self._of_new):
             return
         turn_s = _TURN_S if self.urgent else _TURN_OF_OTHERS_S
-        until = began + turn_s
+        until = now + turn_s
         now = self._hand_over(self._of_begun, until=until, now=self.server.now())
-        while connection.pending and now <= until and self._unread_since == inf:
-            self._take_in(connection.receive(b"", now=now, limit=_STEPS), now=now)
+        while self.connection.pending and now <= until and self._unread_since == inf:
+            self._take_in(self.connection.receive(b"", now=now, limit=_STEPS), now=now)
             now = self._hand_over(self._of_begun, until=until, now=self.server.now())
-        busy = connection.pending or self._of_begun
-        self._hand_over(self._of_new, until=now if busy else now + turn_s, now=now)
-        if connection.pending or self._of_begun or self._of_new:
+        more_s = 0.0 if self.connection.pending or self._of_begun else turn_s
+        self._hand_over(self._of_new, until=now + more_s, now=now)
+        if self.connection.pending or self._of_begun or self._of_new:
             self._later()
 
     def _take_in(self, events: list[Event], *, now: float) -> None:
@@ -327,14 +307,14 @@ class Peer(asyncio.Protocol):
                 self._handle(call, event, came_after=self._read_after, now=now)
             else:
                 call.waiting += 1
-                self.waiting_bytes += _bytes(event)
+                self.waiting_bytes += memory_bytes(event)
                 (self._of_begun if call.begun else self._of_new).append((self._read_after, call, event))
 
     def _hand_over(self, line: deque[_Waiting], *, until: float, now: float) -> float:
         """Hand events to their handlers until that time. Returns the time."""
         while line and now <= until and self._unread_since == inf:
             came_after, call, event = line.popleft()
-            self.waiting_bytes -= _bytes(event)
+            self.waiting_bytes -= memory_bytes(event)
             call.waiting -= 1
             call.begun = call.begun or not call.waiting
             self._handle(call, event, came_after=came_after, now=now)

@@ -16,9 +16,10 @@ from epp.transport.http2.messages import (
     Assembly,
     BadMessageError,
     Message,
+    Stream,
     message_bytes,
 )
-from epp.transport.http2.streams import Stream, StreamTable
+from epp.transport.http2.streams import StreamTable
 
 _DRAINING: Final = b"draining"
 _ARE_YOU_THERE: Final = b"quiet..."
