@@ -53,10 +53,6 @@ class WeightedSum(SimpleRule):
     scrapes.
     """
 
-    def __init__(self, world: World, *, prefix: float = 3.0, queue: float = 2.0, kv: float = 2.0) -> None:
-        super().__init__(world)
-        self._prefix, self._queue, self._kv = prefix, queue, kv
-
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
         waiting = {pod.name: pod.page.waiting if pod.page else 0 for pod in self.pods}
         low, high = min(waiting.values()), max(waiting.values())
@@ -64,7 +60,7 @@ class WeightedSum(SimpleRule):
         def key(pod: Pod) -> float:
             queue = 1.0 if high == low else (high - waiting[pod.name]) / (high - low)
             free = 1 - (pod.page.kv_usage if pod.page else 0.0)
-            return -(self._prefix * self.ratio(asked, depths, pod) + self._queue * queue + self._kv * free)
+            return -(3 * self.ratio(asked, depths, pod) + 2 * queue + 2 * free)
 
         return self.world.least(self.pods, key)
 
@@ -72,15 +68,11 @@ class WeightedSum(SimpleRule):
 class LoadAware(SimpleRule):
     """Chooses the server with the greatest match minus the load above the mean."""
 
-    def __init__(self, world: World, *, beta: float = 1.0) -> None:
-        super().__init__(world)
-        self._beta = beta
-
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
         mean = fmean(pod.in_flight for pod in self.pods)
         return self.world.least(
             self.pods,
-            lambda pod: self._beta * (pod.in_flight - mean) / max(1.0, mean) - self.ratio(asked, depths, pod),
+            lambda pod: (pod.in_flight - mean) / max(1.0, mean) - self.ratio(asked, depths, pod),
         )
 
 
@@ -92,13 +84,9 @@ class AibrixPd(SimpleRule):
     counts all requests in flight.
     """
 
-    def __init__(self, world: World, *, gap: int = 16) -> None:
-        super().__init__(world)
-        self._gap = gap
-
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
         loads = [pod.in_flight for pod in self.pods]
-        if max(loads) - min(loads) > self._gap:
+        if max(loads) - min(loads) > 16:
             return self.world.least(self.pods, lambda pod: pod.in_flight)
         return self.world.least(self.pods, lambda pod: self._score(asked, depths, pod))
 
@@ -193,21 +181,15 @@ class RadixTree(SimpleRule):
 class Aibrix(SimpleRule):
     """Chooses by match, then by load, among the servers that are not too far above the mean load.
 
-    If the loads are out of balance, only the least loaded servers may match.
+    If the loads are out of balance, only the least loaded servers may match: the most loaded server has over
+    2 (mean + 1) requests, and at least 8 more than the least loaded one.
     """
-
-    def __init__(self, world: World, *, gap: int = 8, factor: float = 2.0, deviations: float = 1.0) -> None:
-        """Out of balance means that the most loaded server has over `factor` (mean + 1) requests, and at
-        least `gap` more than the least loaded one.
-        """
-        super().__init__(world)
-        self._gap, self._factor, self._deviations = gap, factor, deviations
 
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
         loads = [pod.in_flight for pod in self.pods]
         least, most, mean = min(loads), max(loads), fmean(loads)
-        limit = mean + self._deviations * pstdev(loads)
-        if most > self._factor * (mean + 1) and most - least >= self._gap:
+        limit = mean + pstdev(loads)
+        if most > 2 * (mean + 1) and most - least >= 8:
             limit = least
         fit = [pod for pod in self.pods if depths[pod.name] and pod.in_flight <= limit]
         if not fit:
@@ -220,18 +202,12 @@ class DeepestHolder(SimpleRule):
     loaded of the servers that hold most of it. Otherwise it chooses the least load.
     """
 
-    def __init__(
-        self, world: World, *, threshold: float = 0.5, absolute: int = 32, relative: float = 1.1
-    ) -> None:
-        super().__init__(world)
-        self._threshold, self._absolute, self._relative = threshold, absolute, relative
-
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
         loads = [pod.in_flight for pod in self.pods]
         least, most, deepest = min(loads), max(loads), max(depths.values())
         fit = self.pods
-        balanced = most - least <= self._absolute or most <= int(self._relative * least)
-        if balanced and asked.names and deepest / len(asked.names) > self._threshold:
+        balanced = most - least <= 32 or most <= int(1.1 * least)
+        if balanced and asked.names and deepest / len(asked.names) > 0.5:
             fit = [pod for pod in self.pods if depths[pod.name] == deepest]
         return self.world.least(fit, lambda pod: pod.in_flight)
 
