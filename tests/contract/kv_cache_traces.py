@@ -8,14 +8,14 @@ the recorder runs in the environment of vLLM, where nothing of this project is i
 
 from __future__ import annotations
 
-import gzip
+import bz2
 import json
 import random
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-DATA_FILE = Path(__file__).parent / "data" / "kv_cache_traces.json.gz"
+DATA_FILE = Path(__file__).parent / "data" / "kv_cache_traces.json.bz2"
 SCOPES: tuple[tuple[str, str, str], ...] = (
     ("", "", ""),
     ("alpha", "/adapters/alpha", ""),
@@ -128,11 +128,11 @@ def write(traces: list[Trace], path: Path = DATA_FILE) -> None:
         ]
         for trace in traces
     ]
-    path.write_bytes(gzip.compress(json.dumps(plain, separators=(",", ":")).encode(), mtime=0))
+    path.write_bytes(bz2.compress(json.dumps(plain, separators=(",", ":")).encode()))
 
 
 def read(path: Path = DATA_FILE) -> list[Trace]:
-    plain = json.loads(gzip.decompress(path.read_bytes()))
+    plain = json.loads(bz2.decompress(path.read_bytes()))
     return [
         Trace(blocks, size, [_step(raw) for raw in steps], [Outcome(*raw) for raw in outcomes], hashes)
         for blocks, size, steps, outcomes, hashes in plain

@@ -1,5 +1,5 @@
 """Drives vLLM's own KVCacheManager through random traces and writes what it did to
-`data/kv_cache_traces.json.gz`.
+`data/kv_cache_traces.json.bz2`.
 
 Run from the repository root with the Python of the vLLM environment (its `environment.locate().python`).
 This takes a minute:

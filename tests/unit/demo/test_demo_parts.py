@@ -1,10 +1,11 @@
-"""The demo's parts: its workload, its users, the servers' counters, and the table of their figures."""
+"""The demo's parts: its workload, its users and the servers' counters. tests/integration/test_demo.py has the
+rest.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -12,7 +13,6 @@ from aiohttp import web
 
 from bench.demo.counters import read_counters
 from bench.demo.load import Run, drive
-from bench.demo.report import RuleFigures, table
 from bench.demo.serving import made_up
 from bench.demo.workload import Shape, make_workload
 from tests.harness.listening import serving
@@ -33,25 +33,6 @@ vllm:prefix_cache_hits_created{engine="0"} 1.7e9
 vllm:request_success_total{finished_reason="stop"} 2.0
 vllm:request_success_total{finished_reason="length"} 3.0
 """
-BASE = RuleFigures(
-    rule="round-robin",
-    requests=100,
-    failed=0,
-    failures=(),
-    duration_s=20.0,
-    queried_tokens=1000,
-    hit_tokens=400,
-    ttfts_s=(0.4, 0.1, 0.3, 0.2),
-    requests_by_server=(50, 50),
-    picker_cpu_s=0.5,
-    picker_idle_cpu_s=0.2,
-)
-BETTER = replace(BASE, rule="least-cost", hit_tokens=800, ttfts_s=(0.05, 0.1), requests_by_server=(1060, 40))
-
-
-def test_same_seed_gives_same_workload_and_another_seed_another_workload() -> None:
-    assert make_workload(DEMO, seed=1) == make_workload(DEMO, seed=1)
-    assert make_workload(DEMO, seed=1) != make_workload(DEMO, seed=2)
 
 
 def test_turn_sends_conversation_so_far_after_its_tenants_system_prompt() -> None:
@@ -106,29 +87,6 @@ async def test_each_users_first_request_is_not_timed() -> None:
     assert (failing.done, len(failing.failures), failing.ttfts_s) == (9, 9, [])
 
 
-def test_counters_are_summed_over_labels() -> None:
-    counters = read_counters(PAGE)
-    assert (counters.queried_tokens, counters.hit_tokens, counters.finished) == (100, 40, 5)
-    later = read_counters(PAGE.replace("40.0", "70.0"))
-    assert later.since(counters).hit_tokens == 30
-
-
 def test_a_page_without_a_counter_is_refused_rather_than_read_as_zero() -> None:
     with pytest.raises(ValueError, match="prefix_cache_hits"):
         read_counters(PAGE.replace("vllm:prefix_cache_hits_total", "vllm:other_total"))
-
-
-def cells(text: str, title: str) -> list[str]:
-    line = next(line for line in text.splitlines() if line.strip().startswith(title))
-    return line.replace(title, "").split()
-
-
-def test_the_table_shows_rules_side_by_side_with_the_ratio_to_the_first() -> None:
-    text = table([BASE, BETTER])
-    assert cells(text, "token hit rate") == ["40.0", "%", "80.0", "%", "2.00x"]
-    assert cells(text, "prompt tokens computed") == ["600", "200", "0.33x"]
-    assert cells(text, "TTFT p50") == ["200", "ms", "50", "ms", "0.25x"]
-    assert cells(text, "requests/s") == ["5.00", "/s", "5.00", "/s", "1.00x"]
-    assert cells(text, "picker CPU per request") == ["3.00", "ms", "3.00", "ms", "1.00x"]
-    assert cells(text, "failed requests") == ["0", "0"]
-    assert cells(text, "requests by server  s1") == ["50", "1,060"]
