@@ -5,7 +5,7 @@ parallel processes.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from bench.routing.more_workloads import MORE, UNTUNED
 from bench.routing.peer import HoldingRouter
 from bench.routing.rows import Row, row_of
 from bench.routing.traces import trace_spec
-from bench.routing.workloads import SPECS, ClosedLoop, OpenLoop, Saturating, Spec
+from bench.routing.workloads import SPECS, ClosedLoop, OpenLoop, Saturating, Spec, Timed
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
 from model_server.sim.engine import EngineShape
@@ -34,6 +34,7 @@ not change the loads at which the picker is measured.
 GRACE_S = 30.0
 """The run goes on for this long after the last arrival."""
 _CLOSED_S = 300.0
+Mix = Callable[[Sequence[Timed], random.Random], Sequence[Timed]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,24 +108,25 @@ def simulate(run: Run) -> Result:
 
 def outcome_of(run: Run) -> Outcome:
     spec = spec_of(run.workload)
-    rng = random.Random(f"{spec.name} {run.seed}")
-    count = max(40, int(spec.num_requests * run.setting.scale))
-    workload: OpenLoop | ClosedLoop
-    if spec.make is not None:
-        workload = OpenLoop(spec.make(rng, count), rate_per_s=run.load * run.capacity_per_s)
-        arrivals_s = workload.last_arrival_s
-    else:
-        assert spec.sessions is not None
-        arrivals_s = _CLOSED_S * run.setting.scale
-        users = max(1, round(run.load * run.capacity_per_s * run.unloaded_s))
-        workload = ClosedLoop(
-            spec.sessions(rng), users=users, until_s=arrivals_s, ramp_s=min(60.0, arrivals_s / 4)
-        )
+    workload, arrivals_s = work_of(run, spec)
     plan = plan_of(run.setting, spec, arrivals_s=arrivals_s)
     own_pages_s = BY_NAME[run.rule].pages_every_s
     if own_pages_s is not None:
         plan = replace(plan, scrape_interval_s=min(plan.scrape_interval_s, own_pages_s))
     return fleet_of(run, spec, plan, workload).run()
+
+
+def work_of(run: Run, spec: Spec, mixed: Mix = lambda timed, _: timed) -> tuple[OpenLoop | ClosedLoop, float]:
+    """Return the requests of a run, and the time at which the last one arrives."""
+    rng, rate_per_s = random.Random(f"{spec.name} {run.seed}"), run.load * run.capacity_per_s
+    if spec.make is not None:
+        timed = spec.make(rng, max(40, int(spec.num_requests * run.setting.scale)))
+        arriving = OpenLoop(mixed(timed, rng), rate_per_s=rate_per_s)
+        return arriving, arriving.last_arrival_s
+    assert spec.sessions is not None
+    until_s, users = _CLOSED_S * run.setting.scale, max(1, round(rate_per_s * run.unloaded_s))
+    ramp_s = min(60.0, until_s / 4)
+    return ClosedLoop(spec.sessions(rng), users=users, until_s=until_s, ramp_s=ramp_s), until_s
 
 
 def plan_of(setting: Setting, spec: Spec, *, arrivals_s: float) -> FleetPlan:

@@ -19,7 +19,7 @@ import argparse
 import dataclasses
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,11 +27,11 @@ from statistics import fmean
 
 from msgspec.structs import replace
 
-from bench.routing.bench import GRACE_S, Setting, calibrate, plan_of, spec_of
+from bench.routing.bench import GRACE_S, Mix, Run, Setting, calibrate, plan_of, plan_runs, spec_of, work_of
 from bench.routing.more_workloads import greedy_tenant, two_priorities
 from bench.routing.picker_router import PickerRouter
 from bench.routing.rows import GOOD_TTFT_S, is_good
-from bench.routing.workloads import ClosedLoop, OpenLoop, Timed, label
+from bench.routing.workloads import label
 from epp.base.errors import PickError
 from epp.config.flow import Flow
 from epp.config.policy import DEFAULT_POLICY, Policy
@@ -48,21 +48,8 @@ SETTINGS = {
     "refuse": replace(_HOLD, deadline_seconds=GOOD_TTFT_S),
     "shortest": replace(_HOLD, order="Shortest"),
 }
-_CLOSED_S = 300.0
 _DRAIN_S = 600.0
 """The run goes on for this long after the last arrival. If nothing is refused, the last answers come late."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """The workload, load and fleet on which a setting is tried."""
-
-    workload: str
-    load: float
-    seed: int
-    setting: Setting
-    capacity: tuple[float, float]
-    mix: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,20 +117,15 @@ def main() -> int:
         capacity = calibrate(name, setting)
         for load in map(float, args.loads.split(",")):
             for arm in args.settings.split(","):
-                rows = [
-                    row_of(outcome_of(place, SETTINGS[arm]))
-                    for seed in range(1, 1 + args.seeds)
-                    for place in [
-                        Place(
-                            workload=name,
-                            load=load,
-                            seed=seed,
-                            setting=setting,
-                            capacity=capacity,
-                            mix=args.mix,
-                        )
-                    ]
-                ]
+                runs = plan_runs(
+                    [name],
+                    [""],
+                    loads=[load],
+                    seeds=range(1, 1 + args.seeds),
+                    setting=setting,
+                    capacities={name: capacity},
+                )
+                rows = [row_of(outcome_of(run, SETTINGS[arm], args.mix)) for run in runs]
                 print(_line(label(name), load, arm, rows), flush=True)
     return 0
 
@@ -188,46 +170,31 @@ def _parser() -> argparse.ArgumentParser:
         help="send X times the usual number of requests (default %(default)s)",
     )
     add("--servers", type=int, default=8, metavar="N", help="number of servers (default %(default)s)")
-    add("--mix", choices=["", "interactive", "greedy"], default="", help="mix of request classes")
+    add("--mix", choices=_MIXES, default="", help="mix of request classes")
     return parser
 
 
-_MIXES: dict[str, Callable[[Sequence[Timed], random.Random], Sequence[Timed]]] = {
+_MIXES: dict[str, Mix] = {
+    "": lambda timed, _: timed,
     "interactive": two_priorities,
     "greedy": greedy_tenant,
 }
 
 
-def outcome_of(place: Place, flow: Flow) -> Outcome:
-    """Run one place, and return its results."""
-    spec = spec_of(place.workload)
-    rng = random.Random(f"{spec.name} {place.seed}")
-    count = max(40, int(spec.num_requests * place.setting.scale))
-    rate_per_s = place.load * place.capacity[0]
-    workload: OpenLoop | ClosedLoop
-    if spec.make is not None:
-        timed = spec.make(rng, count)
-        if place.mix:
-            timed = _MIXES[place.mix](timed, rng)
-        workload = OpenLoop(timed, rate_per_s=rate_per_s)
-        arrivals_s = workload.last_arrival_s
-    else:
-        assert spec.sessions is not None
-        arrivals_s = _CLOSED_S * place.setting.scale
-        users = max(1, round(rate_per_s * place.capacity[1]))
-        workload = ClosedLoop(
-            spec.sessions(rng), users=users, until_s=arrivals_s, ramp_s=min(60.0, arrivals_s / 4)
-        )
-    plan = plan_of(place.setting, spec, arrivals_s=arrivals_s)
+def outcome_of(run: Run, flow: Flow, mix: str = "") -> Outcome:
+    """Make one run with this flow control, and return its results. The rule is that of the default policy."""
+    spec = spec_of(run.workload)
+    workload, arrivals_s = work_of(run, spec, _MIXES[mix])
+    plan = plan_of(run.setting, spec, arrivals_s=arrivals_s)
     plan = dataclasses.replace(plan, horizon_s=plan.horizon_s - GRACE_S + _DRAIN_S)
     adapters = frozenset(f"lora-{n}" for n in range(spec.adapters))
     router = FlowRouter(
         replace(DEFAULT_POLICY, spec=replace(DEFAULT_POLICY.spec, flow=flow)),
-        seed=place.seed,
+        seed=run.seed,
         adapters=adapters,
     )
     gate = router if flow.mode == "Hold" else None
-    return Fleet(plan, router=router, workload=workload, rng=random.Random(place.seed), gate=gate).run()
+    return Fleet(plan, router=router, workload=workload, rng=random.Random(run.seed), gate=gate).run()
 
 
 def row_of(outcome: Outcome) -> Row:

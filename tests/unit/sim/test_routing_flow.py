@@ -9,32 +9,28 @@ from collections.abc import Sequence
 import pytest
 
 from bench.routing.bench import Run, Setting, simulate
-from bench.routing.flow import SETTINGS, Place, Row, outcome_of, row_of
+from bench.routing.flow import SETTINGS, outcome_of, row_of
 from bench.routing.more_workloads import MORE, UNTUNED
 from bench.routing.workloads import Timed
 from model_server.sim.fleet import Outcome
 from model_server.sim.request import SimRequest
 
-CAPACITY = (3.0, 0.0)
+CAPACITY_PER_S = 3.0
 """About as much of workload `none` as two servers can do."""
 
 
-def place(load: float, *, mix: str = "", scale: float = 0.1) -> Place:
-    setting = Setting(num_servers=2, scale=scale)
-    return Place(workload="none", load=load, seed=1, setting=setting, capacity=CAPACITY, mix=mix)
-
-
-def run(flow: str, load: float, *, mix: str = "") -> tuple[Outcome, Row]:
-    outcome = outcome_of(place(load, mix=mix), SETTINGS[flow])
-    return outcome, row_of(outcome)
+def served(flow: str, load: float) -> Outcome:
+    setting = Setting(num_servers=2, scale=0.1)
+    run = Run(workload="none", rule="", load=load, seed=1, setting=setting, capacity_per_s=CAPACITY_PER_S)
+    return outcome_of(run, SETTINGS[flow])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flow", list(SETTINGS))
 def test_every_request_is_served_or_refused_and_a_run_repeats_itself(flow: str) -> None:
-    first, _ = run(flow, 2.0)
-    again, _ = run(flow, 2.0)
+    first, again = served(flow, 2.0), served(flow, 2.0)
     assert repr(first) == repr(again)
+    assert row_of(first) == row_of(again)
     assert len(first.records) == 200
     for record in first.records:
         assert record.completed == bool(record.server), "neither served nor refused"
@@ -44,7 +40,7 @@ def test_every_request_is_served_or_refused_and_a_run_repeats_itself(flow: str) 
 
 @pytest.mark.slow
 def test_flow_control_changes_nothing_if_a_server_is_always_free() -> None:
-    off, on = (outcome_of(place(0.05), SETTINGS[name]) for name in ("off", "queue"))
+    off, on = (served(name, 0.05) for name in ("off", "queue"))
     assert [r.arrived_s for r in on.records] == [r.arrived_s for r in off.records]
     assert all(record.completed for record in on.records)
 
