@@ -29,29 +29,37 @@ OWN_FORM_FIELD = {"/v1/messages": "output_config.format", "/v1/responses": "text
 """What `response_format` is called at these paths."""
 
 
-class MessagesBody(msgspec.Struct, kw_only=True):
-    messages: msgspec.Raw
-    max_tokens: int
-    model: str | None = None
-    system: msgspec.Raw = ABSENT
-    stop_sequences: msgspec.Raw = ABSENT
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    stream: bool | None = False
-    tools: msgspec.Raw = ABSENT
-    tool_choice: msgspec.Raw = ABSENT
-    thinking: msgspec.Raw = ABSENT
-    container: msgspec.Raw = ABSENT
-    mcp_servers: msgspec.Raw = ABSENT
-    output_config: msgspec.Raw = ABSENT
-
-
-_NEUTRAL_IN_MESSAGES: Mapping[str, tuple[object, ...]] = {
+_PASSED = (
+    "model", "stream", "cache_salt", "chat_template_kwargs", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos",
+    "include_stop_str_in_output", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "structured_outputs",
+)  # fmt: skip
+"""Fields that go into the body of the chat as they are."""
+NEUTRAL: Mapping[str, tuple[object, ...]] = {"return_mm_kwargs": (False,), "watermarking": (False,)}
+NEUTRAL_IN_MESSAGES: Mapping[str, tuple[object, ...]] = {
+    **NEUTRAL,
     "thinking": ({"type": "disabled"},),
     "container": (),
     "mcp_servers": ([],),
 }
+
+
+def raw_fields(neutral: Mapping[str, tuple[object, ...]]) -> type[msgspec.Struct]:
+    """Return a body with these fields and with those that `passed` reads."""
+    return msgspec.defstruct("_Raws", [(n, msgspec.Raw, ABSENT) for n in (*_PASSED, *neutral)], kw_only=True)
+
+
+def passed(body: msgspec.Struct) -> bytes:
+    return b"".join(b'"%b":%b,' % (n.encode(), bytes(raw)) for n in _PASSED if given(raw := getattr(body, n)))
+
+
+class MessagesBody(raw_fields(NEUTRAL_IN_MESSAGES), kw_only=True):  # type: ignore[misc, call-arg]  # from the list
+    messages: msgspec.Raw
+    max_tokens: int
+    system: msgspec.Raw = ABSENT
+    stop_sequences: msgspec.Raw = ABSENT
+    tools: msgspec.Raw = ABSENT
+    tool_choice: msgspec.Raw = ABSENT
+    output_config: msgspec.Raw = ABSENT
 
 
 class _MessagesChoice(msgspec.Struct):
@@ -87,7 +95,7 @@ def chat_of_messages(body: MessagesBody) -> bytes:
     """Return the chat body. The messages stay raw JSON, which the request reader measures before it decodes
     them.
     """
-    check(body, _NEUTRAL_IN_MESSAGES)
+    check(body, NEUTRAL_IN_MESSAGES)
     messages = bytes(body.messages).lstrip()
     if not messages.startswith(b"["):
         raise ApiError("messages must be a list.", param="messages")
@@ -97,15 +105,10 @@ def chat_of_messages(body: MessagesBody) -> bytes:
     choice: _MessagesChoice | None = option(body.tool_choice, _MessagesChoice, param="tool_choice")
     config: FormatConfig | None = option(body.output_config, FormatConfig, param="output_config")
     rest = {
-        "model": body.model,
         "max_tokens": body.max_tokens,
         "tool_choice": _chat_choice(choice),
         "response_format": chat_format(config),
         "stop": option(body.stop_sequences, list[str], param="stop_sequences"),
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-        "stream": body.stream,
         "tools": [
             {
                 "type": "function",
@@ -114,7 +117,7 @@ def chat_of_messages(body: MessagesBody) -> bytes:
             for t in tools or ()
         ],
     }
-    return b'{"messages":%b,%b' % (messages, msgspec.json.encode(rest)[1:])
+    return b'{%b"messages":%b,%b' % (passed(body), messages, msgspec.json.encode(rest)[1:])
 
 
 def _chat_choice(choice: _MessagesChoice | None) -> object:

@@ -61,13 +61,17 @@ NO_EFFECT = frozenset(
     {
         "ec_transfer_params",  # where caches come from
         "kv_transfer_params",
+        "include",  # nothing of what it names is known
         "media_io_kwargs",  # messages with media are refused
+        "metadata",
         "mm_payload",
         "mm_processor_kwargs",
         "parallel_tool_calls",  # calls are not parsed
         "priority",  # the order of requests
+        "prompt_cache_key",  # who belongs together
         "request_id",
         "routed_experts_prompt_start",  # experts are never reported
+        "service_tier",
         "session_id",
         "spaces_between_special_tokens",  # special tokens are never shown
         "user",

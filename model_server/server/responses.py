@@ -12,7 +12,7 @@ import msgspec
 
 from model_server.core.request import FinishReason, Request
 from model_server.server.errors import ApiError
-from model_server.server.front_ends import FormatConfig, chat_format, named_event
+from model_server.server.front_ends import NEUTRAL, FormatConfig, chat_format, named_event, passed, raw_fields
 from model_server.server.prompts import ABSENT, Part, decoded, function_call, option
 from model_server.server.refused import check
 from model_server.server.replies import Delta, Reply, usage
@@ -22,35 +22,31 @@ _MOST_CHARACTERS = 2**24
 """The bounds of the kept conversations. The oldest is forgotten first."""
 
 
-class ResponsesBody(msgspec.Struct, kw_only=True):
-    input: msgspec.Raw
-    model: str | None = None
-    instructions: str | None = None
-    previous_response_id: str | None = None
-    store: bool | None = True
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    stream: bool | None = False
-    tools: msgspec.Raw = ABSENT
-    tool_choice: msgspec.Raw = ABSENT
-    text: msgspec.Raw = ABSENT
-    reasoning: msgspec.Raw = ABSENT
-    background: msgspec.Raw = ABSENT
-    conversation: msgspec.Raw = ABSENT
-    prompt: msgspec.Raw = ABSENT
-    truncation: msgspec.Raw = ABSENT
-    top_logprobs: msgspec.Raw = ABSENT
-
-
-_NEUTRAL_IN_RESPONSES: Mapping[str, tuple[object, ...]] = {
+NEUTRAL_IN_RESPONSES: Mapping[str, tuple[object, ...]] = {
+    **NEUTRAL,
     "reasoning": ({},),
+    "include_reasoning": (True,),
     "background": (False,),
     "conversation": (),
     "prompt": (),
     "truncation": ("disabled",),
     "top_logprobs": (0,),
+    "max_tool_calls": (),
+    "skip_special_tokens": (True,),
+    "enable_response_messages": (False,),
+    "previous_input_messages": (),
 }
+
+
+class ResponsesBody(raw_fields(NEUTRAL_IN_RESPONSES), kw_only=True):  # type: ignore[misc, call-arg]  # from the list
+    input: msgspec.Raw
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = True
+    max_output_tokens: int | None = None
+    tools: msgspec.Raw = ABSENT
+    tool_choice: msgspec.Raw = ABSENT
+    text: msgspec.Raw = ABSENT
 
 
 class _Item(msgspec.Struct):
@@ -80,7 +76,7 @@ class Responses:
         """Return the chat body, and its messages without the instructions, which a later response does not
         inherit.
         """
-        check(body, _NEUTRAL_IN_RESPONSES)
+        check(body, NEUTRAL_IN_RESPONSES)
         before: list[dict[str, Any]] = []
         if body.previous_response_id is not None:
             found = self._kept.get(body.previous_response_id)
@@ -91,17 +87,14 @@ class Responses:
         system = [{"role": "system", "content": body.instructions}] if body.instructions else []
         config: FormatConfig | None = option(body.text, FormatConfig, param="text")
         rest = {
-            "model": body.model,
             "messages": [*system, *messages],
             "max_tokens": body.max_output_tokens,
-            "temperature": body.temperature,
-            "top_p": body.top_p,
-            "stream": body.stream,
             "response_format": chat_format(config),
         }
         # The tools stay raw JSON, which the request reader measures.
         tools, choice = bytes(body.tools) or b"null", bytes(body.tool_choice) or b"null"
-        return b'{"tools":%b,"tool_choice":%b,%b' % (tools, choice, msgspec.json.encode(rest)[1:]), messages
+        asked = b'{%b"tools":%b,"tool_choice":%b,%b'
+        return asked % (passed(body), tools, choice, msgspec.json.encode(rest)[1:]), messages
 
 
 class ResponsesReply(Reply):

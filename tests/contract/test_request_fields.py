@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from model_server.server.errors import ApiError
+from model_server.server.front_ends import NEUTRAL_IN_MESSAGES, MessagesBody
 from model_server.server.openai import ChatBody, CompletionBody, read_body
 from model_server.server.refused import NEUTRAL, NEUTRAL_IN_CHAT, NO_EFFECT, check
+from model_server.server.responses import NEUTRAL_IN_RESPONSES, ResponsesBody
 from tests.contract.recordings import read_text
 from tests.vllm_env.environment import VllmEnvironment
 from tests.vllm_env.recording import read_request_fields
@@ -23,8 +25,10 @@ FIELDS: dict[str, dict[str, Any]] = json.loads(read_text("request_fields.json"))
 OURS: list[tuple[str, Any, Mapping[str, tuple[object, ...]]]] = [
     ("completions", CompletionBody, NEUTRAL),
     ("chat", ChatBody, NEUTRAL_IN_CHAT),
+    ("messages", MessagesBody, NEUTRAL_IN_MESSAGES),
+    ("responses", ResponsesBody, NEUTRAL_IN_RESPONSES),
 ]
-SMALLEST = {"prompt": "x", "messages": []}
+SMALLEST = {"prompt": "x", "messages": [], "input": "x", "max_tokens": 1}
 OTHER: dict[str, object] = {
     "tool_choice": "required",
     "skip_special_tokens": False,
@@ -55,7 +59,8 @@ def test_each_other_value_of_a_refused_field_is_named_in_400(
     api: str, body: Any, neutral: Mapping[str, tuple[object, ...]]
 ) -> None:
     for name in neutral:
-        sent = {**SMALLEST, name: OTHER.get(name, "something else")}
+        smallest = {field: value for field, value in SMALLEST.items() if field not in neutral}
+        sent = {**smallest, name: OTHER.get(name, "something else")}
         with pytest.raises(ApiError, match=f"^{name} is not supported") as refused:
             check(read_body(json.dumps(sent).encode(), body), neutral)
         assert (refused.value.status, refused.value.param) == (400, name)

@@ -143,6 +143,22 @@ async def test_a_call_in_a_kept_response_is_one_of_its_turns(start: Start) -> No
 
 
 @pytest.mark.parametrize(
+    ("path", "cached"),
+    [
+        ("/v1/messages", lambda usage: usage["cache_read_input_tokens"]),
+        ("/v1/responses", lambda usage: usage["input_tokens_details"]["cached_tokens"]),
+    ],
+)
+async def test_a_salt_counts_in_every_api(start: Start, path: str, cached: Any) -> None:
+    server = await start()
+    body = {"messages": [USER], "input": PROMPT, "max_tokens": 9, "max_output_tokens": 9, "seed": 3}
+    found = [(await server.post(path, {**body, "cache_salt": salt}))[1]["usage"] for salt in "aba"]
+    assert [cached(usage) > 0 for usage in found] == [False, False, True]
+    status, error = await server.post(path, {**body, "cache_salt": ""})
+    assert (status, error["error"]["param"]) == (400, "cache_salt")
+
+
+@pytest.mark.parametrize(
     ("path", "top"), [("/v1/messages/batches", True), ("/v1/messages", True), ("/v1/files", False)]
 )
 async def test_an_unknown_path_has_the_error_of_its_api(start: Start, path: str, *, top: bool) -> None:
