@@ -41,11 +41,10 @@ from epp.transport.http2.messages import (
     Message,
     Opened,
     Reply,
-    Stream,
     read_prefix,
 )
 from epp.transport.http2.other_frames import Control, DataParts
-from epp.transport.http2.streams import StreamTable
+from epp.transport.http2.streams import Stream, StreamTable
 
 ALL: Final = 2**31
 _ANY: Final = -1

@@ -16,10 +16,9 @@ from epp.transport.http2.messages import (
     Assembly,
     BadMessageError,
     Message,
-    Stream,
     message_bytes,
 )
-from epp.transport.http2.streams import StreamTable
+from epp.transport.http2.streams import Stream, StreamTable
 
 _DRAINING: Final = b"draining"
 _ARE_YOU_THERE: Final = b"quiet..."

@@ -1,5 +1,5 @@
-"""The open streams of one connection: flow control in both directions, how a stream ends, and the faults of
-the peer. Pure; called by `connection` for each frame of a call.
+"""The open streams of one connection: the record of a stream, flow control in both directions, how a stream
+ends, and the faults of the peer. Pure; called by `connection` for each frame of a call.
 
 A stream is open until the table forgets it. The server opens no streams.
 
@@ -27,13 +27,14 @@ from epp.transport.http2.frames import (
     trailers,
 )
 from epp.transport.http2.messages import (
+    Assembly,
     Event,
     Fault,
     Gone,
     HalfClosed,
     HeldBytes,
     Holder,
-    Stream,
+    Reply,
     pack_prefix,
 )
 
@@ -54,6 +55,51 @@ _RATES: Final = {
 clients that all leave at once may cause so many, and one core serves fewer. `header_flood`: blocks to decode
 and parts of blocks take one each, and one for 256 bytes.
 """
+
+
+class Stream:
+    """One open stream. Windows are in bytes. They may be negative if the peer has reduced its own."""
+
+    __slots__ = (
+        "answered", "assembly", "backlog", "credit", "declared", "end", "lingers_until", "number",
+        "open", "peer_credit", "peer_ended", "reply", "stalled_since", "window",
+    )  # fmt: skip
+
+    def __init__(self, number: int, *, window: int) -> None:
+        self.number = number
+        self.open = True
+        """Whether the table has the stream."""
+        self.peer_ended = False
+        """Whether the peer has sent everything (half-closed, remote)."""
+        self.window = window
+        """How many more bytes the peer may send."""
+        self.credit = 0
+        """Consumed bytes that the next WINDOW_UPDATE will report to the peer."""
+        self.peer_credit = 0
+        """How many more bytes we may send, besides the peer's initial window. The peer may change this window
+        for all streams at once."""
+        self.assembly: Assembly | None = None
+        """The unfinished message. None: there is none."""
+        self.backlog: bytearray | None = None
+        """Bytes that wait for the peer's window. None: there are none."""
+        self.end: bytes | None = None
+        """The header block of the trailers, to be sent after the backlog. Empty: the last frame of the
+        backlog ends the stream."""
+        self.answered = False
+        """Whether our response headers are sent."""
+        self.reply: Reply | None = None
+        """Answers whole messages without an event. Is None again after each event, so that answers keep the
+        order of the messages."""
+        self.declared: int | None = None
+        """Bytes still to come by Content-Length. None: any number."""
+        self.stalled_since: float | None = None
+        self.lingers_until: float | None = None
+        """If we refused the call: until when the peer may go on sending. These bytes are thrown away."""
+
+    def drop_assembly(self) -> None:
+        if self.assembly is not None:
+            self.assembly.drop()
+            self.assembly = None
 
 
 class StreamTable:
