@@ -37,11 +37,13 @@ REFUSED = {
 NOT_BY_VLLM = {
     "a tool that must be used": "BadRequestError 400",
     "LangChain and tools": "OpenAIInvalidRequestError 400",
-    "LangChain's tools by responses": "OpenAIInvalidRequestError 400",
+    "LangChain's tools by responses": "ValueError",
+    "LangChain's structured output": "LengthFinishReasonError",
+    "messages with a tool's result": "BadRequestError 400",
     "embeddings": "NotFoundError 404",
-    "LangChain's embeddings": "OpenAIModelNotFoundError 404",
+    "LangChain's embeddings": "NotFoundError 404",
 }
-"""The tiny model makes no embeddings, and is served without a parser of calls."""
+"""The tiny model makes no embeddings, ends no object, and is served without a parser of calls."""
 NOT_BY_US = {"messages with thinking": "BadRequestError 400"}
 ANSWERED = {
     "completions.create",
