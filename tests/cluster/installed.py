@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.cluster_env.control_plane import ControlPlane
+from tests.cluster_env.preparing import create_namespace, install_inference_pool
 from tests.harness.kubelet.images import REPOSITORY, Image, python_image
+from tests.harness.kubelet.running import RunningNode
 from tests.harness.processes import wait_until
 
 
@@ -33,6 +35,9 @@ MODEL: Final = "made-up"
 SERVERS: Final = "servers-model-server"
 GATEWAY: Final = "gateway-prefix-gateway"
 DEADLINE_S: Final = 480.0
+IN_FLIGHT: Final = 24
+AT_LEAST_IN_FLIGHT: Final = 20
+LONGEST_ANSWER_S: Final = 60
 IMAGES: Final[Mapping[str, Image]] = {
     "prefix-gateway/picker": python_image("epp"),
     "prefix-gateway/model-server": python_image("model-server"),
@@ -44,12 +49,23 @@ deploy/docker.
 """
 
 
+def site_on(plane: ControlPlane) -> Installed:
+    """Return a new namespace on a new control plane, which then has InferencePools."""
+    create_namespace(plane, "models")
+    install_inference_pool(plane)
+    return Installed(plane, "models")
+
+
 class Installed:
     """One namespace with both releases. Each call waits outside the event loop."""
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self.plane = plane
         self.namespace = namespace
+
+    async def apply_crds(self) -> None:
+        """Apply our CRDs, as who administers the cluster does once."""
+        await self.kubectl("apply", "--server-side", "-f", CHARTS.parent / "crds")
 
     async def kubectl(self, *arguments: str | Path, stdin: str | None = None) -> str:
         return await asyncio.to_thread(self.plane.kubectl, "-n", self.namespace, *arguments, stdin=stdin)
@@ -69,6 +85,18 @@ class Installed:
         waiting = ("--wait", "--timeout", f"{DEADLINE_S:.0f}s")
         await self.helm("upgrade", "--install", release, CHARTS / chart, *sets, *waiting)
 
+    async def upgrade_servers(self, *arguments: str, replicas: int) -> None:
+        """Install or upgrade simulated servers, with these arguments beside the usual ones."""
+        await self.upgrade(
+            "servers",
+            "model-server",
+            engine="simulated",
+            replicas=replicas,
+            profile__model=MODEL,
+            simulated__args=["--prefill-tokens-per-s", "4000", "--decode-step-ms", "40", *arguments],
+            longestAnswerSeconds=LONGEST_ANSWER_S,
+        )
+
     async def rolled_out(self, deployment: str) -> None:
         timeout = f"--timeout={DEADLINE_S:.0f}s"
         await self.kubectl("rollout", "status", f"deployment/{deployment}", timeout)
@@ -83,6 +111,15 @@ class Installed:
         part = f",app.kubernetes.io/component={component}" if component else ""
         found = await self.get("pods", "-l", f"app.kubernetes.io/instance={release}{part}")
         return [pod for pod in found["items"] if "deletionTimestamp" not in pod["metadata"]]
+
+    async def pods_are(self, node: RunningNode, release: str, count: int) -> None:
+        """Wait until a release has this many pods, including pods that are terminating."""
+
+        async def has_pods() -> bool:
+            running = [pod for pod in node.running() if pod.startswith(f"{self.namespace}/{release}-")]
+            return len(running) == count == len(await self.pods(release))
+
+        await wait_until(has_pods, what=f"{count} pods of {release}", timeout_s=DEADLINE_S)
 
     async def policy(self, name: str, **spec: Any) -> dict[str, Any]:
         """A PrefixRoutingPolicy for this gateway, as a document."""

@@ -18,6 +18,9 @@ from statistics import quantiles
 from typing import Any, Final
 
 import aiohttp
+import pytest
+
+from tests.cluster.installed import AT_LEAST_IN_FLIGHT, IN_FLIGHT, MODEL
 
 ANSWER_TOKENS: Final = 24
 _TENANTS: Final = 10
@@ -66,14 +69,13 @@ class Phase:
 class SteadyLoad:
     """The load while it runs. Made by `steady_load`."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, *, model: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self.phases: list[Phase] = []
         self.in_flight = 0
         self.least_in_flight: int | None = None
         """Counted over the samples between the first moment and the last."""
         self._session = session
         self._url = url
-        self._model = model
         self._numbers = itertools.count()
         self._finished = asyncio.Event()
 
@@ -116,7 +118,7 @@ class SteadyLoad:
         rng = random.Random(number)
         streamed = number % 2 == 0
         prompt = f"{prefix(rng.randrange(_TENANTS))} {number}"
-        return await send_completion(self._session, self._url, prompt, model=self._model, streamed=streamed)
+        return await send_completion(self._session, self._url, prompt, streamed=streamed)
 
     def table(self) -> str:
         head = (
@@ -139,13 +141,12 @@ async def send_completion(
     url: str,
     prompt: str,
     *,
-    model: str,
     streamed: bool = False,
     tokens: int = ANSWER_TOKENS,
 ) -> SentRequest:
     """Send one completion request and read the answer to its end."""
     body: dict[str, Any] = {
-        "model": model,
+        "model": MODEL,
         "prompt": prompt,
         "max_tokens": tokens,
         "stream": streamed,
@@ -192,18 +193,29 @@ def _usage(answer: bytes, *, streamed: bool) -> dict[str, Any]:
 
 @asynccontextmanager
 async def steady_load(
-    connector: aiohttp.TCPConnector, url: str, *, model: str, in_flight: int, phase: str
+    connector: aiohttp.TCPConnector,
+    url: str,
+    *,
+    capsys: pytest.CaptureFixture[str],
+    in_flight: int = IN_FLIGHT,
+    at_least: int = AT_LEAST_IN_FLIGHT,
+    phase: str = "at rest",
 ) -> AsyncIterator[SteadyLoad]:
-    """Run the load. `phase` names the phase in which the first requests begin."""
+    """Run the load. `phase` names the phase in which the first requests begin. In the end the table is
+    printed. A block that ended well then fails if a request did, or if fewer than `at_least` were in flight.
+    """
     async with aiohttp.ClientSession(connector=connector) as session:
-        load = SteadyLoad(session, url, model=model)
+        load = SteadyLoad(session, url)
         with load.phase(phase):
             tasks = [asyncio.create_task(load.keep(), name=f"client {n}") for n in range(in_flight)]
             await load.answers(in_flight)
         tasks.append(asyncio.create_task(load.sample(), name="sampler"))
         try:
             yield load
+            load.check(at_least=at_least)
         finally:
+            with capsys.disabled():
+                print(f"\n{load.table()}\n")
             for task in tasks:
                 task.cancel()
             ended = await asyncio.gather(*tasks, return_exceptions=True)

@@ -13,10 +13,9 @@ from typing import Any, Final
 
 import pytest
 
-from tests.cluster.installed import CHARTS, DEADLINE_S, IMAGES, MODEL, Installed
+from tests.cluster.installed import CHARTS, DEADLINE_S, IMAGES, MODEL, Installed, site_on
 from tests.cluster.steady_load import Phase, SteadyLoad, steady_load
 from tests.cluster_env.control_plane import ControlPlane
-from tests.cluster_env.preparing import create_namespace, install_inference_pool
 from tests.harness.kubelet.images import REPOSITORY, Image
 from tests.harness.kubelet.running import running_node
 
@@ -82,9 +81,7 @@ async def test_to_this_release_and_back_loses_no_request_policy_or_hits(
 ) -> None:
     old = last_release(tmp_path / "last")
     old_charts, older = old / "deploy" / "helm", f"image.repository={OLD_IMAGE}"
-    create_namespace(own_cluster, "models")
-    install_inference_pool(own_cluster)
-    site = Installed(own_cluster, "models")
+    site = site_on(own_cluster)
     servers = {"engine": "simulated", "replicas": 3, "profile__model": MODEL, "longestAnswerSeconds": 60}
     with running_node(own_cluster, images=images(old), folder=tmp_path / "node") as node:
         await site.upgrade("servers", str(old_charts / "model-server"), **servers)
@@ -93,29 +90,26 @@ async def test_to_this_release_and_back_loses_no_request_policy_or_hits(
         spec = await stored_policy(site)
         url = await site.url()
         connector = node.connector(force_close=True, limit=0)
-        async with steady_load(connector, url, model=MODEL, in_flight=IN_FLIGHT, phase="warming") as load:
-            try:
-                phases = [await at_rest(load, f"{RELEASE} at rest")]
-                crds = ("apply", "--server-side", "--force-conflicts", "-f", CHARTS.parent / "crds")
-                await site.kubectl(*crds)
-                for chart, more, name in (
-                    (
-                        CHARTS / "prefix-gateway",
-                        ("image.repository=prefix-gateway/picker",),
-                        "to this release",
-                    ),
-                    (old_charts / "prefix-gateway", (older, "crd.install=never"), f"back to {RELEASE}"),
-                    (CHARTS / "prefix-gateway", ("image.repository=prefix-gateway/picker",), "forward again"),
-                ):
-                    with load.phase(f"{name}: both at once"):
-                        await install(site, chart, *more)
-                    phases.append(await at_rest(load, f"{name}, at rest"))
-                    assert await stored_policy(site) == spec
-                with load.phase("servers to this release's chart"):
-                    await site.upgrade("servers", "model-server", **servers)
-                    await load.answers(IN_FLIGHT)
-            finally:
-                with capsys.disabled():
-                    print(f"\n{load.table()}\n")
-            load.check(at_least=IN_FLIGHT // 2)
+        async with steady_load(
+            connector, url, capsys=capsys, in_flight=IN_FLIGHT, at_least=IN_FLIGHT // 2, phase="warming"
+        ) as load:
+            phases = [await at_rest(load, f"{RELEASE} at rest")]
+            crds = ("apply", "--server-side", "--force-conflicts", "-f", CHARTS.parent / "crds")
+            await site.kubectl(*crds)
+            for chart, more, name in (
+                (
+                    CHARTS / "prefix-gateway",
+                    ("image.repository=prefix-gateway/picker",),
+                    "to this release",
+                ),
+                (old_charts / "prefix-gateway", (older, "crd.install=never"), f"back to {RELEASE}"),
+                (CHARTS / "prefix-gateway", ("image.repository=prefix-gateway/picker",), "forward again"),
+            ):
+                with load.phase(f"{name}: both at once"):
+                    await install(site, chart, *more)
+                phases.append(await at_rest(load, f"{name}, at rest"))
+                assert await stored_policy(site) == spec
+            with load.phase("servers to this release's chart"):
+                await site.upgrade("servers", "model-server", **servers)
+                await load.answers(IN_FLIGHT)
     assert min(phase.hit_ratio for phase in phases[1:]) > phases[0].hit_ratio - 0.05

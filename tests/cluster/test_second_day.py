@@ -19,18 +19,17 @@ import aiohttp
 import pytest
 import yaml
 
-from tests.cluster.installed import CHARTS, IMAGES, MODEL, SERVERS, Installed
-from tests.cluster.steady_load import SteadyLoad, send_completion, steady_load
-from tests.cluster.test_whole_story import (
-    AT_LEAST_IN_FLIGHT,
+from tests.cluster.installed import (
+    CHARTS,
+    IMAGES,
     IN_FLIGHT,
     LONGEST_ANSWER_S,
-    NAMESPACE,
-    SERVER_ARGUMENTS,
-    pods_are,
+    SERVERS,
+    Installed,
+    site_on,
 )
+from tests.cluster.steady_load import SteadyLoad, send_completion, steady_load
 from tests.cluster_env.control_plane import ControlPlane
-from tests.cluster_env.preparing import create_namespace, install_inference_pool
 from tests.harness.certificate import make_certificate
 from tests.harness.kubelet.running import RunningNode, running_node
 from tests.harness.processes import managed_process, wait_until
@@ -52,10 +51,8 @@ NODE: Final = "node-1"
 async def test_the_acts_of_the_second_day_fail_no_request(
     own_cluster: ControlPlane, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    create_namespace(own_cluster, NAMESPACE)
-    install_inference_pool(own_cluster)
-    own_cluster.kubectl("apply", "--server-side", "-f", CHARTS.parent / "crds")
-    site, certificates = Installed(own_cluster, NAMESPACE), tmp_path / "certificates"
+    site, certificates = site_on(own_cluster), tmp_path / "certificates"
+    await site.apply_crds()
     certificates.mkdir()
     trusted = trusting(certificates, "first", "second")
     await use_certificate(site, certificates, "first")
@@ -66,19 +63,16 @@ async def test_the_acts_of_the_second_day_fail_no_request(
         url = (await site.url()).replace("http:", "https:")
         connector = node.connector(force_close=True, limit=0, ssl=trusted)
         said = await from_zero(site, node, url, trusted, folder=tmp_path)
+        with capsys.disabled():
+            print(f"\n{said}")
         await site.kubectl("scale", f"deployment/{SERVERS}", "--replicas=3")
         await site.rolled_out(SERVERS)
         assert "Succeeded" in await site.helm("test", "gateway")
-        async with steady_load(connector, url, model=MODEL, in_flight=IN_FLIGHT, phase="at rest") as load:
-            try:
-                await long_streams_outlive_their_pod(site, node, load, url, trusted)
-                await an_address_serves_again(site, node, load)
-                await the_node_is_drained(site, node, load)
-                await the_certificate_is_renewed(site, node, load, certificates)
-            finally:
-                with capsys.disabled():
-                    print(f"\n{load.table()}\n{said}\n")
-            load.check(at_least=AT_LEAST_IN_FLIGHT)
+        async with steady_load(connector, url, capsys=capsys) as load:
+            await long_streams_outlive_their_pod(site, node, load, url, trusted)
+            await an_address_serves_again(site, node, load)
+            await the_node_is_drained(site, node, load)
+            await the_certificate_is_renewed(site, node, load, certificates)
         # The clients' TLS connections end meanwhile. Python warns of those that are open when a test ends.
         await site.helm("uninstall", "gateway", "--wait")
 
@@ -86,15 +80,7 @@ async def test_the_acts_of_the_second_day_fail_no_request(
 async def install(site: Installed) -> None:
     """Install both releases, without a model server."""
     await asyncio.gather(
-        site.upgrade(
-            "servers",
-            "model-server",
-            engine="simulated",
-            replicas=0,
-            profile__model=MODEL,
-            simulated__args=SERVER_ARGUMENTS,
-            longestAnswerSeconds=LONGEST_ANSWER_S,
-        ),
+        site.upgrade_servers(replicas=0),
         site.upgrade(
             "gateway",
             "prefix-gateway",
@@ -115,7 +101,7 @@ async def prometheus(site: Installed, node: RunningNode, folder: Path) -> AsyncI
     """Run Prometheus in the network of the node. It reads the pickers as an operator's scrape would."""
     pods = await site.pods("gateway", component="gateway")
     targets = [f"{pod['status']['podIP']}:{port}" for pod in pods for port in range(9090, 9090 + WORKERS)]
-    scrape = {"targets": targets, "labels": {"namespace": NAMESPACE}}
+    scrape = {"targets": targets, "labels": {"namespace": site.namespace}}
     config = {
         "global": {"scrape_interval": "1s"},
         "scrape_configs": [{"job_name": "pickers", "static_configs": [scrape]}],
@@ -170,7 +156,7 @@ async def from_zero(
         await wait_until(share, what="all pickers share, as Prometheus sees them", timeout_s=120)
         assert await values(query) == [], "no load is known, so KEDA changes nothing"
         began_at = time.monotonic()
-        asked = asyncio.create_task(send_completion(session, url, "the first of all", model=MODEL))
+        asked = asyncio.create_task(send_completion(session, url, "the first of all"))
         await wait_until(asks_for_a_server, what="the query asks for a server", timeout_s=60)
         shown_s = time.monotonic() - began_at
         assert not asked.done(), asked
@@ -188,7 +174,7 @@ async def long_streams_outlive_their_pod(
         async with aiohttp.ClientSession(connector=node.connector(force_close=True, ssl=trusted)) as session:
             streams = [
                 asyncio.create_task(
-                    send_completion(session, url, f"long {n}", model=MODEL, streamed=True, tokens=LONG_TOKENS)
+                    send_completion(session, url, f"long {n}", streamed=True, tokens=LONG_TOKENS)
                 )
                 for n in range(LONG_STREAMS)
             ]
@@ -198,7 +184,7 @@ async def long_streams_outlive_their_pod(
             await site.kubectl("delete", "pod", victim, "--wait=false")
             phase.outcomes += await asyncio.gather(*streams)
         await site.rolled_out(SERVERS)
-        await pods_are(site, node, "servers", 3)
+        await site.pods_are(node, "servers", 3)
 
 
 async def an_address_serves_again(site: Installed, node: RunningNode, load: SteadyLoad) -> None:
@@ -210,14 +196,14 @@ async def an_address_serves_again(site: Installed, node: RunningNode, load: Stea
     with load.phase("an address used again"):
         ended = await addresses()
         await site.kubectl("scale", f"deployment/{SERVERS}", "--replicas=2")
-        await pods_are(site, node, "servers", 2)
+        await site.pods_are(node, "servers", 2)
         stayed = await addresses()
         await site.kubectl("scale", f"deployment/{SERVERS}", "--replicas=4")
         await site.rolled_out(SERVERS)
         await load.answers(IN_FLIGHT)
         assert await addresses() - stayed & ended, "a new pod has an address that was free"
         await site.kubectl("scale", f"deployment/{SERVERS}", "--replicas=3")
-        await pods_are(site, node, "servers", 3)
+        await site.pods_are(node, "servers", 3)
 
 
 async def the_node_is_drained(site: Installed, node: RunningNode, load: SteadyLoad) -> None:
@@ -236,7 +222,7 @@ async def the_node_is_drained(site: Installed, node: RunningNode, load: SteadyLo
         await site.kubectl("uncordon", NODE)
         await drain
         await site.kubectl("wait", "--for=condition=Available", "deployment", "--all", "--timeout=240s")
-        await pods_are(site, node, "servers", 3)
+        await site.pods_are(node, "servers", 3)
         await load.answers(IN_FLIGHT)
     assert not before & {pod["metadata"]["name"] for pod in (await site.get("pods"))["items"]}
 

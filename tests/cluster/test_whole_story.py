@@ -16,64 +16,52 @@ from typing import Final
 import aiohttp
 import pytest
 
-from tests.cluster.installed import CHARTS, DEADLINE_S, GATEWAY, IMAGES, MODEL, SERVERS, Installed
+from tests.cluster.installed import (
+    DEADLINE_S,
+    GATEWAY,
+    IMAGES,
+    IN_FLIGHT,
+    LONGEST_ANSWER_S,
+    SERVERS,
+    Installed,
+    site_on,
+)
 from tests.cluster.pods import container_status, ready_since
 from tests.cluster.steady_load import SteadyLoad, send_completion, steady_load
 from tests.cluster_env.control_plane import ControlPlane
-from tests.cluster_env.preparing import create_namespace, install_inference_pool
 from tests.harness.kubelet.running import RunningNode, running_node
 from tests.harness.processes import wait_until
 
 pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.envoy, pytest.mark.slow, pytest.mark.timeout(2400)]
 
-NAMESPACE: Final = "models"
-IN_FLIGHT: Final = 24
-AT_LEAST_IN_FLIGHT: Final = 20
 OUTAGE_S: Final = 20
 CRASHES: Final = 9
-LONGEST_ANSWER_S: Final = 60
-SERVER_ARGUMENTS: Final = ["--prefill-tokens-per-s", "4000", "--decode-step-ms", "40"]
 
 
 async def test_the_gateway_in_a_cluster_from_install_to_uninstall(
     own_cluster: ControlPlane, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    create_namespace(own_cluster, NAMESPACE)
-    install_inference_pool(own_cluster)
-    own_cluster.kubectl("apply", "--server-side", "-f", CHARTS.parent / "crds")
-    site = Installed(own_cluster, NAMESPACE)
+    site = site_on(own_cluster)
+    await site.apply_crds()
     with running_node(own_cluster, images=IMAGES, folder=tmp_path / "node") as node:
         await install(site)
         url = await site.url()
         await requests_find_warm_servers(node, url)
         await a_policy_changes_routing(site, node, url)
         connector = node.connector(force_close=True, limit=0)
-        async with steady_load(connector, url, model=MODEL, in_flight=IN_FLIGHT, phase="at rest") as load:
-            try:
-                await servers_come_and_go(site, node, load)
-                await a_picker_crashes_again_and_again(site, node, load)
-                await the_gateway_is_renewed(site, load)
-                await the_api_server_is_away(site, load)
-            finally:
-                with capsys.disabled():
-                    print(f"\n{load.table()}\n")
-            load.check(at_least=AT_LEAST_IN_FLIGHT)
+        async with steady_load(connector, url, capsys=capsys) as load:
+            await servers_come_and_go(site, node, load)
+            await a_picker_crashes_again_and_again(site, node, load)
+            await the_gateway_is_renewed(site, load)
+            await the_api_server_is_away(site, load)
         await uninstall(site)
 
 
 async def install(site: Installed) -> None:
     """Install both releases side by side and wait for each."""
     await asyncio.gather(
-        site.upgrade(
-            "servers",
-            "model-server",
-            engine="simulated",
-            replicas=3,
-            profile__model=MODEL,
-            simulated__args=SERVER_ARGUMENTS,
-            longestAnswerSeconds=LONGEST_ANSWER_S,
-        ),
+        site.upgrade_servers(replicas=3),
         site.upgrade("gateway", "prefix-gateway", longestAnswerSeconds=LONGEST_ANSWER_S),
     )
     assert len(await site.pods("servers")) == 3
@@ -95,7 +83,7 @@ async def cold_answers(node: RunningNode, url: str, prompt: str, *, count: int) 
     cold = 0
     async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
         for _ in range(count):
-            outcome = await send_completion(session, url, prompt, model=MODEL)
+            outcome = await send_completion(session, url, prompt)
             assert not outcome.fault, outcome.fault
             cold += outcome.cached_tokens == 0
     return cold
@@ -140,21 +128,21 @@ async def servers_come_and_go(site: Installed, node: RunningNode, load: SteadyLo
         await load.answers(IN_FLIGHT)
     with load.phase("servers scaled from 6 to 3"):
         await site.kubectl("scale", f"deployment/{SERVERS}", "--replicas=3")
-        await pods_are(site, node, "servers", 3)
+        await site.pods_are(node, "servers", 3)
         await load.answers(IN_FLIGHT)
     with load.phase("a server's pod deleted"):
         victim = (await site.pods("servers"))[0]["metadata"]["name"]
         await site.kubectl("delete", "pod", victim)
         await site.rolled_out(SERVERS)
-        await pods_are(site, node, "servers", 3)
+        await site.pods_are(node, "servers", 3)
     with load.phase("a server's container restarted"):
         victim = (await site.pods("servers"))[0]["metadata"]["name"]
-        node.signal(f"{NAMESPACE}/{victim}", "server", signal.SIGTERM)
+        node.signal(f"{site.namespace}/{victim}", "server", signal.SIGTERM)
         await restarted_once(site, victim, "server")
         await load.answers(IN_FLIGHT)
     with load.phase("a picker killed (SIGKILL)"):
         victim = (await site.pods("gateway", component="gateway"))[0]["metadata"]["name"]
-        node.signal(f"{NAMESPACE}/{victim}", "picker", signal.SIGKILL)
+        node.signal(f"{site.namespace}/{victim}", "picker", signal.SIGKILL)
         await restarted_once(site, victim, "picker")
         await load.answers(IN_FLIGHT)
 
@@ -169,13 +157,13 @@ async def a_picker_crashes_again_and_again(site: Installed, node: RunningNode, l
     def killed() -> bool:
         """Kill the picker, once it runs."""
         try:
-            node.signal_child(f"{NAMESPACE}/{name}", "picker", signal.SIGKILL, command="epp serve")
+            node.signal_child(f"{site.namespace}/{name}", "picker", signal.SIGKILL, command="epp serve")
         except KeyError:
             return False
         return True
 
     def noticed(crashes: int) -> bool:
-        return node.log(f"{NAMESPACE}/{name}", "picker").count("it is started again") == crashes
+        return node.log(f"{site.namespace}/{name}", "picker").count("it is started again") == crashes
 
     with load.phase(f"a picker crashes {CRASHES} times"):
         for n in range(1, CRASHES + 1):
@@ -199,16 +187,6 @@ async def restarted_once(site: Installed, pod: str, container: str) -> None:
     await wait_until(restarted, what=f"{container} of {pod} has restarted", timeout_s=DEADLINE_S)
 
 
-async def pods_are(site: Installed, node: RunningNode, release: str, count: int) -> None:
-    """Wait until a release has this many pods, including pods that are terminating."""
-
-    async def has_pods() -> bool:
-        running = [pod for pod in node.running() if pod.startswith(f"{NAMESPACE}/{release}-")]
-        return len(running) == count == len(await site.pods(release))
-
-    await wait_until(has_pods, what=f"{count} pods of {release}", timeout_s=DEADLINE_S)
-
-
 async def the_gateway_is_renewed(site: Installed, load: SteadyLoad) -> None:
     with load.phase("rolling update of the picker"):
         await site.kubectl("rollout", "restart", f"deployment/{GATEWAY}")
@@ -226,15 +204,7 @@ async def the_gateway_is_renewed(site: Installed, load: SteadyLoad) -> None:
         await site.helm("rollback", "gateway", "1", "--wait", "--timeout", f"{DEADLINE_S:.0f}s")
         await load.answers(IN_FLIGHT)
     with load.phase("helm upgrade of the servers"):
-        await site.upgrade(
-            "servers",
-            "model-server",
-            engine="simulated",
-            replicas=3,
-            profile__model=MODEL,
-            simulated__args=[*SERVER_ARGUMENTS, "--max-num-seqs", "128"],
-            longestAnswerSeconds=LONGEST_ANSWER_S,
-        )
+        await site.upgrade_servers("--max-num-seqs", "128", replicas=3)
         await load.answers(IN_FLIGHT)
 
 
