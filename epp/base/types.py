@@ -196,6 +196,8 @@ class InferenceRequest(Struct, frozen=True, gc=False):
     opaque_tokens: int = 0
     """A first guess at the tokens for which hashes or ids stand in `prompt` (media, a stored conversation).
     Without a prompt: those of an upload. 0: the bytes show all tokens."""
+    lasting_tokens: int = 0
+    """Those of `opaque_tokens` that stand for sound and films."""
     cache_salt: str = ""
     stream: bool = False
     max_tokens: int | None = None
@@ -224,6 +226,7 @@ class PromptSize(Struct, frozen=True, gc=False):
     continuation_bytes: float = 0.0
     """The number of these bytes (`text_bytes`) that continue a letter beyond ASCII."""
     opaque_tokens: int = 0
+    lasting_tokens: int = 0
     """As in `InferenceRequest`."""
 
     def __add__(self, other: PromptSize) -> PromptSize:
@@ -232,6 +235,7 @@ class PromptSize(Struct, frozen=True, gc=False):
             self.text_bytes + other.text_bytes,
             self.continuation_bytes + other.continuation_bytes,
             self.opaque_tokens + other.opaque_tokens,
+            self.lasting_tokens + other.lasting_tokens,
         )
 
 

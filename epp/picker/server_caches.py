@@ -294,8 +294,9 @@ def estimated_tokens(size: PromptSize, terms: Terms) -> int:
     """Return the estimated tokens of one prompt, at least one for each 64 bytes.
     terms: see `TokenEstimate`.
     """
-    a, b, c = terms
-    estimate = a * size.text_bytes + b * size.continuation_bytes + c * size.opaque_tokens
+    a, b, c, d = terms
+    seen, lasting = size.opaque_tokens - size.lasting_tokens, size.lasting_tokens
+    estimate = a * size.text_bytes + b * size.continuation_bytes + c * seen + d * lasting
     return int(max(estimate, size.text_bytes / MOST_BYTES_PER_TOKEN))
 
 
@@ -314,7 +315,11 @@ def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize
         return PromptSize(text_bytes=0)
     if not total:
         if request.opaque_tokens:
-            return PromptSize(text_bytes=min(body_bytes, 4096), opaque_tokens=request.opaque_tokens)
+            return PromptSize(
+                text_bytes=min(body_bytes, 4096),
+                opaque_tokens=request.opaque_tokens,
+                lasting_tokens=request.lasting_tokens,
+            )
         return PromptSize(text_bytes=min(body_bytes, _MOST_UNREAD_BYTES))
     if request.token_ids or not size:
         return PromptSize(text_bytes=total)
@@ -322,4 +327,4 @@ def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize
     # three bytes.
     sample = prompt[:: 6 * (size // (6 * _SAMPLE_BYTES)) + 1]
     continuing = 0 if sample.isascii() else len(sample) - len(sample.translate(None, CONTINUING))
-    return PromptSize(total, continuing * total / len(sample), request.opaque_tokens)
+    return PromptSize(total, continuing * total / len(sample), request.opaque_tokens, request.lasting_tokens)

@@ -27,7 +27,7 @@ from msgspec import Raw, Struct
 
 from epp.request.api_fields import ChatMessage
 from epp.request.jsontext import NO_RAW, first_byte, plain_text, text_bytes, token_bytes
-from epp.request.media import UNKNOWN_TOKENS, media_tokens
+from epp.request.media import UNKNOWN, Guess, media_tokens
 
 Piece = bytes | Raw
 """Bytes of a prompt. JSON that is part of the prompt as it was sent is copied only when all pieces are
@@ -146,7 +146,7 @@ def first_item(raw: Raw) -> int:
 def content_parts(
     raw: Raw,
     *,
-    media: list[int],
+    media: list[Guess],
     thoughts: list[bytes] | None = None,
     system: bool = False,
     nested: bool = False,
@@ -176,7 +176,7 @@ def _without_billing(text: bytes) -> bytes:
     return text.partition(b"\n")[2] if text.startswith(_BILLING) else text
 
 
-def _part_bytes(raw: Raw, *, media: list[int], thoughts: list[bytes] | None, nested: bool) -> bytes | None:
+def _part_bytes(raw: Raw, *, media: list[Guess], thoughts: list[bytes] | None, nested: bool) -> bytes | None:
     """Return the part's bytes. None: it leaves none here."""
     part = _DECODE_PART.decode(raw)
     kind = text_bytes(part.type) or (b"text" if present(part.text) else b"")
@@ -194,7 +194,7 @@ def _part_bytes(raw: Raw, *, media: list[int], thoughts: list[bytes] | None, nes
         return FIELD.join((FIELD + b"tool_use", text_or_json(part.name), text_or_json(part.input)))
     if kind == b"tool_result" and not nested:
         return TOOL_RESULT + PART.join(content_parts(part.content, media=media, nested=True))
-    media.append(media_tokens(raw, kind=kind) if len(media) < _MOST_MEASURED else UNKNOWN_TOKENS)
+    media.append(media_tokens(raw, kind=kind) if len(media) < _MOST_MEASURED else UNKNOWN)
     return FIELD + kind + (digest(part.uuid) if present(part.uuid) else fingerprint(raw))
 
 
@@ -266,7 +266,7 @@ def _tokens(raw: Raw) -> bytes:
 
 
 def render_messages(
-    sections: list[Piece], messages: list[ChatMessage] | None, *, media: list[int], thinks: bool
+    sections: list[Piece], messages: list[ChatMessage] | None, *, media: list[Guess], thinks: bool
 ) -> None:
     """Append the messages, as parts of a canonical prompt, to `sections`. media: as for `content_parts`.
     thinks: the API's thinking parts are thoughts of the assistant, and not texts of the content.
@@ -339,7 +339,7 @@ class _Item(Struct, gc=False):
 _DECODE_ITEM = msgspec.json.Decoder(_Item)
 
 
-def render_items(sections: list[Piece], raw: Raw, *, media: list[int]) -> None:
+def render_items(sections: list[Piece], raw: Raw, *, media: list[Guess]) -> None:
     """Append the items of the responses API: messages, thoughts, tool calls, outputs of tools. Of any other
     item only a hash counts.
     """
@@ -363,7 +363,7 @@ def render_items(sections: list[Piece], raw: Raw, *, media: list[int]) -> None:
             if first_byte(item.output) in b'"[':
                 known.append(PART.join(content_parts(item.output, media=media)))
             if not known:
-                media.append(1 + len(memoryview(each)) // 4)
+                media.append((1 + len(memoryview(each)) // 4, False))
             sections += (
                 label(kind),
                 FIELD.join(known) if known else fingerprint(each),

@@ -1,12 +1,13 @@
 """First guesses at the tokens of media, by the size of a picture or the length of a recording.
 
-`TokenEstimate` learns from `usage` by which factor a model differs, so a guess has to be in proportion, not
-right. Pictures: a token for each square of 28 pixels, 4 to 16,384 in all (Qwen2-VL, `min_pixels` and
-`max_pixels`). Sound: 25 tokens a second (Qwen2-Audio), at the rate in a WAV's header or at 128 kbit/s. Films:
-256 tokens a second, at 2 Mbit/s. A URL counts as a picture of 900 x 900 pixels. Only headers are decoded: a
-JPEG's size is searched in its first `_MOST_SEGMENTS` segments, and a picture with JSON's escaped
-slash in the base64 of its header counts as `UNKNOWN_TOKENS`. All media of a request together count as at most
-`MOST_TOKENS`. Pure. Called by `canonical` and `parse`.
+`TokenEstimate` learns from `usage` by which factors a model differs, one for what is seen and one for what
+lasts (sound and films), so a guess has to be in proportion, not right. Pictures: a token for each square of
+28 pixels, 4 to 16,384 in all (Qwen2-VL, `min_pixels` and `max_pixels`). Sound: 25 tokens a second
+(Qwen2-Audio), at the rate in a WAV's header or at 128 kbit/s. Films: 256 tokens a second, at 2 Mbit/s. A URL
+counts as a picture of 900 x 900 pixels. Only headers are decoded: a JPEG's size is searched in its first
+`_MOST_SEGMENTS` segments, and a picture with JSON's escaped slash in the base64 of its header counts as
+`UNKNOWN`. All media of a request together count as at most `MOST_TOKENS`. Pure. Called by `canonical` and
+`parse`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import Final
 
 from msgspec import Raw
 
-UNKNOWN_TOKENS: Final = 1024
+Guess = tuple[int, bool]
+"""Tokens, and whether they grow with time, as those of sound and films do."""
+UNKNOWN: Final = (1024, False)
 """The guess for media of unknown size, and for a stored conversation."""
 SOUND_BYTES: Final = 640
 """Bytes for each token of sound."""
@@ -32,22 +35,22 @@ _HEADER_BYTES: Final = 32
 _MOST_SEGMENTS: Final = 12
 
 
-def media_tokens(part: Raw, *, kind: bytes) -> int:
+def media_tokens(part: Raw, *, kind: bytes) -> Guess:
     """Return the guess for a part of a content. kind: its type."""
     view = memoryview(part)
     found = _DATA.search(bytes(view[:_SEARCHED_BYTES]))
     if found is None:
-        return UNKNOWN_TOKENS
+        return UNKNOWN
     data = view[found.end() :]
     head, size = _decoded(data, 0, _HEADER_BYTES), len(data) * 3 // 4
     if b"audio" in kind:
         rate = unpack_from("<I", head, 28)[0] if head[8:12] == b"WAVE" and len(head) == _HEADER_BYTES else 0
-        return 1 + (25 * size // rate if rate else size // SOUND_BYTES)
+        return 1 + (25 * size // rate if rate else size // SOUND_BYTES), True
     if b"video" in kind:
-        return 1 + size // _FILM_BYTES
+        return 1 + size // _FILM_BYTES, True
     width, height = _pixels(data, head) if len(head) == _HEADER_BYTES else (0, 0)
     squares = -(-width // _SQUARE) * -(-height // _SQUARE)
-    return max(4, squares) if squares else UNKNOWN_TOKENS
+    return (max(4, squares), False) if squares else UNKNOWN
 
 
 def _pixels(data: memoryview, head: bytes) -> tuple[int, ...]:

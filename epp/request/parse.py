@@ -64,7 +64,7 @@ from epp.request.jsontext import (
     too_costly,
     units_of,
 )
-from epp.request.media import MOST_TOKENS, SOUND_BYTES, UNKNOWN_TOKENS
+from epp.request.media import MOST_TOKENS, SOUND_BYTES, UNKNOWN, Guess
 
 COSTLY: Final = "costly_body"
 """Why a body was not read: reading it would delay all other requests."""
@@ -250,12 +250,12 @@ def id_in_body(*values: Raw) -> str:
 def _parse_chat(body: Body) -> InferenceRequest:
     chat = DECODE_CHAT.decode(body)
     messages: list[Piece] = []
-    media: list[int] = []
+    media: list[Guess] = []
     render_messages(messages, chat.messages, media=media, thinks=False)
     return _chat(chat, messages, media)
 
 
-def _chat(chat: Chat, messages: list[Piece], media: Sequence[int] = ()) -> InferenceRequest:
+def _chat(chat: Chat, messages: list[Piece], media: Sequence[Guess] = ()) -> InferenceRequest:
     sections, shaped = messages, False
     if BESIDE_MESSAGES(chat) != _NO_FIELDS:
         shaped = any(map(present, SHAPING_CHAT(chat)))
@@ -271,7 +271,7 @@ def _chat(chat: Chat, messages: list[Piece], media: Sequence[int] = ()) -> Infer
 
 def _parse_messages(body: Body) -> InferenceRequest:
     asked = DECODE_MESSAGES.decode(body)
-    media: list[int] = []
+    media: list[Guess] = []
     sections = canonical.raw_section(b"tools", asked.tools)
     if present(asked.system):
         system = content_parts(asked.system, media=media, system=True)
@@ -283,10 +283,10 @@ def _parse_messages(body: Body) -> InferenceRequest:
 def _parse_responses(body: Body) -> InferenceRequest:
     asked = DECODE_RESPONSES.decode(body)
     sections: list[Piece] = []
-    media: list[int] = []
+    media: list[Guess] = []
     previous = text_bytes(asked.previous_response_id)
     if previous:
-        media.append(UNKNOWN_TOKENS)
+        media.append(UNKNOWN)
         # The real prefix is only in the server's memory.
         # The id in front keeps these bytes from matching other prompts.
         sections += (canonical.label(b"previous"), canonical.OPAQUE, previous)
@@ -307,12 +307,12 @@ def _parse_responses(body: Body) -> InferenceRequest:
 
 def _parse_completions(body: Body) -> InferenceRequest:
     asked = DECODE_COMPLETIONS.decode(body)
-    prompts, embeds = read_prompts(asked.prompt), 0
+    prompts, embeds = read_prompts(asked.prompt), list[Guess]()
     if not present(asked.prompt) and present(asked.prompt_embeds):
         prompts = Prompts(canonical.label(b"embeds") + canonical.digest(asked.prompt_embeds))
-        embeds = 1 + len(memoryview(asked.prompt_embeds)) // _EMBEDDING_CHARS
+        embeds.append((1 + len(memoryview(asked.prompt_embeds)) // _EMBEDDING_CHARS, False))
     shaped = any(map(present, SHAPING_COMPLETIONS(asked)))
-    return _request(ApiKind.COMPLETIONS, asked, prompts, [embeds], max_tokens=asked.max_tokens, shaped=shaped)
+    return _request(ApiKind.COMPLETIONS, asked, prompts, embeds, max_tokens=asked.max_tokens, shaped=shaped)
 
 
 def _parse_embeddings(body: Body) -> InferenceRequest:
@@ -320,7 +320,7 @@ def _parse_embeddings(body: Body) -> InferenceRequest:
     if present(asked.input):
         return _request(ApiKind.EMBEDDINGS, asked, read_prompts(asked.input))
     sections: list[Piece] = []
-    media: list[int] = []
+    media: list[Guess] = []
     render_messages(sections, asked.messages, media=media, thinks=False)
     return _request(ApiKind.EMBEDDINGS, asked, sections, media)
 
@@ -356,7 +356,7 @@ def _request(
     kind: ApiKind,
     body: AnyBody,
     prompts: Prompts | list[Piece],
-    media: Sequence[int] = (),
+    media: Sequence[Guess] = (),
     *,
     max_tokens: int | None = None,
     shaped: bool = False,
@@ -376,7 +376,8 @@ def _request(
         prompt=prompts.first,
         more_prompt_bytes=prompts.more_bytes,
         token_ids=prompts.token_ids,
-        opaque_tokens=min(MOST_TOKENS, sum(media)),
+        opaque_tokens=min(MOST_TOKENS, sum(tokens for tokens, _ in media)),
+        lasting_tokens=min(MOST_TOKENS, sum(tokens for tokens, lasts in media if lasts)),
         cache_salt=salt,
         stream=body.stream is True,
         max_tokens=None if max_tokens is not None and max_tokens < 0 else max_tokens,

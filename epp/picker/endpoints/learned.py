@@ -120,9 +120,10 @@ class TokenEstimate:
     """Estimates the tokens of a prompt without a tokenizer, for one model. Sizes are those of canonical
     prompts.
 
-        tokens = a * bytes + b * bytes that continue a letter beyond ASCII + c * guessed tokens of media
+        tokens = a * bytes + b * bytes that continue a letter beyond ASCII + c * guessed tokens of
+            pictures and the like + d * guessed tokens of sound and films
 
-    The three factors are fitted by weighted least squares with sums that forget old samples, so a single odd
+    The four factors are fitted by weighted least squares with sums that forget old samples, so a single odd
     sample cannot change the estimate much. The estimate starts with the bytes per token of the policy. The
     mean of bytes per token over all traffic is kept too: it converts the size of a cache from tokens to bytes
     of prompts.
@@ -134,9 +135,9 @@ class TokenEstimate:
         self._start = start
         self._tokens = PRIOR_TOKENS
         self._bytes = start * PRIOR_TOKENS
-        self._fit = LeastSquares(3)
-        self.terms: Terms = (1 / start, 0.0, 1.0)
-        """The factors a, b and c."""
+        self._fit = LeastSquares(4)
+        self.terms: Terms = (1 / start, 0.0, 1.0, 1.0)
+        """The factors a, b, c and d."""
 
     @property
     def bytes_per_token(self) -> float:
@@ -156,7 +157,9 @@ class TokenEstimate:
         # The estimate's error grows with the prompt, so a few large prompts must not outweigh the rest. A
         # guessed token is about as uncertain as those of two bytes.
         weight = 1 / (size.text_bytes + 2 * size.opaque_tokens)
-        self._fit.add((size.text_bytes, size.continuation_bytes, size.opaque_tokens), tokens, weight=weight)
+        seen = size.opaque_tokens - size.lasting_tokens
+        sizes = (size.text_bytes, size.continuation_bytes, seen, size.lasting_tokens)
+        self._fit.add(sizes, tokens, weight=weight)
         if self._tokens > _KEEP_TOKENS:
             scale = _KEEP_TOKENS / self._tokens
             self._bytes *= scale
@@ -165,5 +168,5 @@ class TokenEstimate:
         by_bytes = PRIOR_TOKENS * self._start
         # The guess is weakly believed: one request with a picture of 1,000 tokens has five times the weight.
         self.terms = self._fit.solve(
-            prior=(1 / self._start, 0.0, 1.0), trust=(by_bytes, by_bytes / 100, 50.0)
+            prior=(1 / self._start, 0.0, 1.0, 1.0), trust=(by_bytes, by_bytes / 100, 50.0, 50.0)
         )

@@ -32,10 +32,10 @@ def test_a_change_of_language_shows_within_600_requests() -> None:
 
 
 ENGLISH, CODE = 0.24, 0.31
-"""The number of tokens for each byte. The kinds are Chinese, whose characters have three bytes, and
-pictures.
+"""The number of tokens for each byte. The kinds are Chinese, whose characters have three bytes,
+pictures, and seconds of sound.
 """
-CHINESE, PICTURE = 0.9, 1100
+CHINESE, PICTURE, SOUND = 0.9, 1100, 12
 
 
 def sized_prompt(kind: str, rng: random.Random) -> tuple[PromptSize, float]:
@@ -48,6 +48,9 @@ def sized_prompt(kind: str, rng: random.Random) -> tuple[PromptSize, float]:
     if kind == "pictures":
         count = rng.randrange(1, 4)
         return PromptSize(size, 0.0, 720 * count), (ENGLISH * size + PICTURE * count) * noise
+    if kind == "sound":
+        seconds = rng.randrange(1, 60)
+        return PromptSize(size, 0.0, 25 * seconds, 25 * seconds), (ENGLISH * size + SOUND * seconds) * noise
     return PromptSize(size), (CODE if kind == "code" else ENGLISH) * size * noise
 
 
@@ -60,7 +63,15 @@ def worst_error(estimate: TokenEstimate, kind: str, rng: random.Random) -> float
 
 
 @pytest.mark.parametrize(
-    "kinds", [["english"], ["code"], ["chinese"], ["pictures"], ["english", "chinese", "pictures"]]
+    "kinds",
+    [
+        ["english"],
+        ["code"],
+        ["chinese"],
+        ["pictures"],
+        ["english", "chinese", "pictures"],
+        ["english", "pictures", "sound"],
+    ],
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_traffic_is_estimated_within_a_tenth_after_a_hundred_requests(kinds: list[str], seed: int) -> None:
