@@ -146,8 +146,9 @@ def skim_request(path: str, body: Body, *, unread: str) -> InferenceRequest:
         model = None
     if not model and not too_costly(body):
         model = _parse_other(body).model  # the key has escapes, or the body is a form
+    tokens = _upload_tokens(body)
     return InferenceRequest(
-        kind=_api(path)[0], model=model or "", opaque_tokens=_upload_tokens(body), unread=unread
+        kind=_api(path)[0], model=model or "", opaque_tokens=tokens, lasting_tokens=tokens, unread=unread
     )
 
 
@@ -212,7 +213,10 @@ def _parse_other(body: Body, *, kind: ApiKind = ApiKind.OTHER) -> InferenceReque
             model, named = name_in(asked.model) or "", id_in_body(asked.input_file_id)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             model = ""  # Uploads and other JSON are routed by load.
-    return InferenceRequest(kind=kind, model=model, opaque_tokens=_upload_tokens(body), names_state=named)
+    tokens = _upload_tokens(body)
+    return InferenceRequest(
+        kind=kind, model=model, opaque_tokens=tokens, lasting_tokens=tokens, names_state=named
+    )
 
 
 def _upload_tokens(body: Body) -> int:

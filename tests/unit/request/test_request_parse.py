@@ -146,6 +146,7 @@ def test_a_missing_or_empty_prompt_is_the_servers_to_judge(path: str, value: str
 def test_the_model_of_a_form_is_read_and_can_be_replaced(path: str, form: bytes) -> None:
     read = parse_request(path, form)
     assert (read.model, read.opaque_tokens) == ("asr", 1 + len(form) // 640)
+    assert read.lasting_tokens == read.opaque_tokens
     changed = with_model(form, model="speech-2")
     assert changed == form.replace(b"\r\n\r\nasr\r\n", b"\r\n\r\nspeech-2\r\n")
 
