@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import ssl
 import sys
 from collections.abc import Iterator
 from functools import cached_property
@@ -23,6 +24,8 @@ NEEDED: dict[str, Any] = {
     **dict.fromkeys(("file", "image", "video", "recording", "data"), UPLOAD),
 }
 """What the parameters that a call needs get by name. All others get a text."""
+UNSENT = (TypeError, ValueError, AttributeError, ssl.SSLError)
+"""What the client itself raises for its arguments, and where it takes TLS only."""
 
 
 def calls(resource: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -61,7 +64,7 @@ async def outcome(call: Any, model: str) -> str:
     except Exception as error:  # noqa: BLE001 - the client's own errors are the outcome
         response = getattr(error, "response", None)
         if response is None:
-            return f"not sent: {error!r}"
+            return f"{'not sent' if isinstance(error, UNSENT) else 'no answer'}: {error!r}"
         # A refused websocket has the bytes of the answer, any other error the object in it.
         said = getattr(error, "body", None) or json.loads(response.body)["error"]
         shaped = 400 <= response.status_code < 500 and {"message", "type"} <= said.keys()
@@ -72,9 +75,8 @@ async def outcome(call: Any, model: str) -> str:
 async def main(url: str, model: str) -> None:
     from openai import AsyncOpenAI  # noqa: PLC0415 - our own environment has no clients
 
-    async with AsyncOpenAI(
-        base_url=f"{url}/v1", api_key="none", admin_api_key="none", max_retries=0
-    ) as client:
+    # It tries again as for everyone: a server may close an idle connection just when a request comes.
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", admin_api_key="none") as client:
         print(json.dumps({name: await outcome(call, model) for name, call in calls(client)}))
 
 

@@ -46,7 +46,7 @@ def test_001_6_partial_blocks_find_all_but_the_last_token_of_a_prompt() -> None:
 
 
 @pytest.mark.parametrize("count", [rows.PROMPTS, rows.WHOLE_PROMPTS])
-def test_001_6_prompts_of_prompt_lengths_hit_49_percent_in_full_blocks(count: int) -> None:
+def test_001_6_prompts_of_peoples_lengths_hit_49_percent_in_full_blocks(count: int) -> None:
     lengths = prompt_lengths(count)
     assert len(lengths) == count
     assert min(lengths) >= 256
