@@ -79,7 +79,10 @@ async def test_without_file_descriptors_scrapes_and_sharing_fail_and_recover(tmp
             await again.start()
             async with faulty(redis, "killed", stack, directory=tmp_path):
                 pass
-            for said in (f"scrape of {again.name} at .* fails: .*Errno 24", r"cannot send to .*Too many open files"):
+            for said in (
+                f"scrape of {again.name} at .* fails: .*Errno 24",
+                r"cannot send to .*Too many open files",
+            ):
                 await wait_until(partial(says, said), what=said)
             assert await answered(gateway, "hello") == 200
         await wait_until(scraped, what="the server is scraped again")
