@@ -53,6 +53,12 @@ async def test_messages_answer_as_chat_does_and_share_its_cache(start: Start) ->
     assert usage["output_tokens"] == 20
     assert usage["cache_read_input_tokens"] >= 16
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == chat["usage"]["prompt_tokens"]
+    events = await named_events(server, "/v1/messages", {**MESSAGES, "system": system})
+    pieces = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
+    assert "".join(pieces) == answer["content"][0]["text"]
+    assert (events[0]["type"], events[0]["message"]["content"]) == ("message_start", [])
+    assert events[-2]["delta"]["stop_reason"] == "max_tokens"
+    assert events[-2]["usage"]["output_tokens"] == 20
 
 
 async def test_a_stop_sequence_ends_a_message_and_is_named(start: Start) -> None:

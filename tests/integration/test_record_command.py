@@ -90,7 +90,8 @@ async def test_a_file_that_cannot_be_made_is_named_and_the_picker_goes_on(tmp_pa
             recording.serve("a")
             with pytest.raises(ConfigError, match=fault):
                 await recording.counts
-            recording.serve("a")
+            again = serve(recording.picker, ask(text("a"), stream=True), now=1.0)
+            assert again.decision.matched_tokens
     assert exists.read_bytes() == b"of yesterday"
 
 

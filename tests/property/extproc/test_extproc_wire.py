@@ -213,8 +213,8 @@ def test_two_messages_in_one_are_merged_or_too_long(
     for rest in (after + same, other + after):
         try:
             found = decoded(head + rest)
-        except StreamProtocolError:
-            assert len(rest) > 512
+        except StreamProtocolError as error:
+            assert (str(error), len(rest) > 512) == ("too_many_fields", True)
         else:
             assert found == expected(head + rest)
 

@@ -1,18 +1,21 @@
-"""The demo's parts: its workload, its users and the servers' counters. tests/integration/test_demo.py has the
-rest.
+"""The demo's parts: its workload, its users, the servers' counters and the table of figures.
+tests/integration/test_demo.py has the rest.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from bench.demo.counters import read_counters
+from bench.demo.counters import ServerCounters, read_counters
 from bench.demo.load import Run, drive
+from bench.demo.report import RuleFigures, table
 from bench.demo.serving import made_up
 from bench.demo.workload import Shape, make_workload
 from tests.harness.listening import serving
@@ -90,3 +93,40 @@ async def test_each_users_first_request_is_not_timed() -> None:
 def test_a_page_without_a_counter_is_refused_rather_than_read_as_zero() -> None:
     with pytest.raises(ValueError, match="prefix_cache_hits"):
         read_counters(PAGE.replace("vllm:prefix_cache_hits_total", "vllm:other_total"))
+
+
+def test_counters_are_summed_over_labels() -> None:
+    counters = read_counters(PAGE)
+    assert (counters.queried_tokens, counters.hit_tokens, counters.finished) == (100, 40, 5)
+    later = read_counters(PAGE.replace("100.0", "110.0").replace("40.0", "70.0").replace("3.0", "7.0"))
+    assert later.since(counters) == ServerCounters(10, 30, 4)
+
+
+def test_the_table_has_each_figure_and_its_ratio_to_the_first_rule() -> None:
+    first = RuleFigures(
+        rule="round-robin",
+        requests=100,
+        failed=0,
+        failures=(),
+        duration_s=20.0,
+        queried_tokens=1000,
+        hit_tokens=400,
+        ttfts_s=(0.4, 0.1, 0.3, 0.2),
+        requests_by_server=(50, 50),
+        picker_cpu_s=0.5,
+        picker_idle_cpu_s=0.2,
+    )
+    better = replace(first, hit_tokens=800, ttfts_s=(0.05, 0.1), failed=10, picker_cpu_s=0.8)
+    lines = table([first, replace(better, rule="least-cost", requests_by_server=(1060, 40))]).splitlines()
+    assert [re.split(" {2,}", line.strip()) for line in (lines[0], *lines[2:])] == [
+        ["round-robin", "least-cost", "ratio"],
+        ["token hit rate", "40.0 %", "80.0 %", "2.00x"],
+        ["prompt tokens computed", "600", "200", "0.33x"],
+        ["TTFT p50", "200 ms", "50 ms", "0.25x"],
+        ["TTFT p90", "400 ms", "100 ms", "0.25x"],
+        ["requests/s", "5.00 /s", "4.50 /s", "0.90x"],
+        ["failed requests", "0", "10"],
+        ["picker CPU per request", "3.00 ms", "6.00 ms", "2.00x"],
+        ["requests by server", "s1", "50", "1,060"],
+        ["s2", "50", "40"],
+    ]

@@ -19,7 +19,9 @@ from epp.sources.kvevents.sockets import MOST_MESSAGE_BYTES, Context, EventSourc
 def context() -> Iterator[Context]:
     made = sockets.new_context()
     yield made
-    made.term()  # waits for ever if a socket was left open
+    left_open = [socket for socket in made._sockets if not socket.closed]  # noqa: SLF001
+    made.destroy(linger=0)  # term() waits for ever if a socket was left open
+    assert left_open == []
 
 
 class Server:
