@@ -214,7 +214,8 @@ def test_two_messages_in_one_are_merged_or_too_long(
         try:
             found = decoded(head + rest)
         except StreamProtocolError as error:
-            assert (str(error), len(rest) > 512) == ("too_many_fields", True)
+            if error.reason != "too_many_fields" or len(rest) <= 512:
+                raise
         else:
             assert found == expected(head + rest)
 
