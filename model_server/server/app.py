@@ -90,7 +90,7 @@ class Api:
     def __post_init__(self) -> None:
         self._started_at = int(self.wall_clock())
         self._numbers = itertools.count()
-        self._responses = Responses()
+        self._responses = Responses(self.reader.prompts)
         self._reading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="request-reader")
 
     def application(self) -> web.Application:

@@ -27,8 +27,6 @@ _DEFAULT_DIMENSIONS = 384
 
 OWN_FORM_FIELD = {"/v1/messages": "output_config.format", "/v1/responses": "text.format"}
 """What `response_format` is called at these paths."""
-
-
 _PASSED = (
     "model", "stream", "cache_salt", "chat_template_kwargs", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos",
     "include_stop_str_in_output", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "structured_outputs",
@@ -104,11 +102,10 @@ def chat_of_messages(body: MessagesBody) -> bytes:
     tools: list[_MessagesTool] | None = option(body.tools, list[_MessagesTool], param="tools")
     choice: _MessagesChoice | None = option(body.tool_choice, _MessagesChoice, param="tool_choice")
     config: FormatConfig | None = option(body.output_config, FormatConfig, param="output_config")
-    rest = {
+    rest: dict[str, object] = {
         "max_tokens": body.max_tokens,
         "tool_choice": _chat_choice(choice),
         "response_format": chat_format(config),
-        "stop": option(body.stop_sequences, list[str], param="stop_sequences"),
         "tools": [
             {
                 "type": "function",
@@ -117,6 +114,10 @@ def chat_of_messages(body: MessagesBody) -> bytes:
             for t in tools or ()
         ],
     }
+    if given(body.stop_sequences):
+        if given(body.stop):
+            raise ApiError("Give either stop or stop_sequences.", param="stop")
+        rest["stop"] = option(body.stop_sequences, list[str], param="stop_sequences")
     return b'{%b"messages":%b,%b' % (passed(body), messages, msgspec.json.encode(rest)[1:])
 
 
@@ -151,10 +152,8 @@ class MessagesReply(Reply):
         [delta], [request] = deltas, requests
         call = self.call(delta)
         content = {"text": delta.text} if call is None else {"input": msgspec.json.decode(call[1])}
-        return {
-            **self._message([{**self._block(call), **content}], _tokens(request)),
-            **self._stopped(delta),
-        }
+        message = self._message([{**self._block(call), **content}], _tokens(request))
+        return {**message, **self._stopped(delta)}
 
     def begin(self, requests: Sequence[Request]) -> list[bytes]:
         counted = {**_tokens(requests[0]), "output_tokens": 0}
@@ -163,11 +162,8 @@ class MessagesReply(Reply):
     def event(self, delta: Delta, *, request: Request | None = None) -> bytes:
         del request
         call, first, self._last = self.call(delta), self._last is None, delta
-        begun = (
-            named_event("content_block_start", {"index": 0, "content_block": self._block(call)})
-            if first
-            else b""
-        )
+        opened = {"index": 0, "content_block": self._block(call)}
+        begun = named_event("content_block_start", opened) if first else b""
         part = {"type": "text_delta", "text": delta.text}
         if call is not None:
             part = {"type": "input_json_delta", "partial_json": call[1]}

@@ -176,12 +176,12 @@ class RequestReader:
     """Tokens from this number on are refused, because the model lacks them. None refuses no token."""
 
     def __post_init__(self) -> None:
-        self._prompts = PromptReader(self.language, max_len_tokens=self.max_len_tokens)
+        self.prompts = PromptReader(self.language, max_len_tokens=self.max_len_tokens)
 
     def completion(self, raw: bytes) -> Job:
         body = read_body(raw, CompletionBody)
         check(body, NEUTRAL)
-        prompts = self._prompts.completion(body.prompt)
+        prompts = self.prompts.completion(body.prompt)
         max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         return self._job(body, prompts, chat=False, max_tokens=max_tokens, num_logprobs=body.logprobs)
 
@@ -190,7 +190,7 @@ class RequestReader:
         check(body, NEUTRAL_IN_CHAT)
         if body.top_logprobs and not body.logprobs:
             raise ApiError("top_logprobs needs logprobs=true.", param="top_logprobs")
-        prompt = self._prompts.conversation(body)
+        prompt = self.prompts.conversation(body)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         form = forced_call(body.tool_choice, body.tools)
@@ -204,13 +204,13 @@ class RequestReader:
         if given(body.prompt) == given(body.messages):
             raise ApiError("Give either prompt or messages.", param="prompt")
         if given(body.prompt):
-            return self._prompts.counted(body.prompt)
-        return self._prompts.conversation(body)
+            return self.prompts.counted(body.prompt)
+        return self.prompts.conversation(body)
 
     def detokenize(self, raw: bytes) -> str:
         body = read_body(raw, DetokenizeBody)
         self.models.resolve(body.model)
-        return self._prompts.text_of(body.tokens)
+        return self.prompts.text_of(body.tokens)
 
     def _job(
         self,

@@ -34,6 +34,7 @@ escapes.
 """
 _MOST_JSON_MARKS = 8
 """On average over a text, no tokenizer packs more brackets and commas of JSON into one token than this."""
+_CALL_PARTS = ("tool_use", "tool_result")
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _LIST_START = re.compile(rb"\[\s*+(.)", re.DOTALL)
 FAULT_PLACE = re.compile(r" - at `\$(\S*)`$")
@@ -80,11 +81,14 @@ def given(raw: msgspec.Raw) -> bool:
     return bytes(memoryview(raw)[:5]) not in (b"", b"null")
 
 
-def decoded(raw: msgspec.Raw | bytes, kind: type[Decoded] | Any, *, param: str) -> Decoded:
+def decoded(
+    raw: msgspec.Raw | bytes, kind: type[Decoded] | Any, *, param: str, any_json: bool = False
+) -> Decoded:
     """Return the decoded field. The ApiError names the field and the place in it."""
     try:
-        value: Decoded = msgspec.json.decode(raw, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        found = _ANY_JSON.decode(raw) if any_json else None
+        value: Decoded = msgspec.convert(found, kind) if any_json else msgspec.json.decode(raw, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ApiError(f"{param} cannot be read: {error}", param=_place(param, str(error))) from error
     return value
 
@@ -132,13 +136,11 @@ class PromptReader:
 
     def conversation(self, body: Conversation) -> list[TokenId]:
         messages = self._messages(body.messages)
-        calls = [message.tool_calls for message in messages if given(message.tool_calls)]
-        options = [raw for raw in (body.tools, body.chat_template_kwargs) if given(raw)]
+        calls = (message.tool_calls for message in messages)
+        raws = [raw for raw in (*calls, body.tools, body.chat_template_kwargs) if given(raw)]
         contents = [_content(message) for message in messages]
-        self._check_characters(
-            sum(map(len, contents)) + sum(len(memoryview(raw)) for raw in (*calls, *options))
-        )
-        self._check_marks((*calls, *options))
+        self._check_characters(sum(map(len, contents)) + sum(len(memoryview(raw)) for raw in raws))
+        self._check_marks(raws)
         tools = _json(body.tools, list[dict[str, Any]], param="tools")
         variables = _json(body.chat_template_kwargs, dict[str, Any], param="chat_template_kwargs") or {}
         plain = [
@@ -160,15 +162,23 @@ class PromptReader:
         except UnknownTokenError as error:
             raise ApiError(str(error), param="tokens") from error
 
-    def _messages(self, raw: msgspec.Raw) -> list[Message]:
+    def turns(self, raw: msgspec.Raw, kind: type[Decoded] | Any, *, param: str) -> Decoded:
+        """Return messages or input items (or a text). Each turn, call and result is at least one token."""
         self._check_bytes(raw, self._max_characters)
         if bytes(raw).count(b"{") > _MOST_JSON_MARKS * self._max_len_tokens:
             self._refuse("the parts of the messages")
-        messages: list[Message] = decoded(raw, list[Message], param="messages")
+        found: Any = decoded(raw, kind, param=param)
+        turns = found if isinstance(found, list) else []
+        lists = [turn.content for turn in turns if isinstance(turn.content, list)]
+        count = len(turns) + sum(part.type in _CALL_PARTS for parts in lists for part in parts)
+        if count > self._max_len_tokens:
+            self._refuse(f"the conversation's {count} messages, calls and results")
+        return found  # type: ignore[no-any-return]  # of the type `kind`
+
+    def _messages(self, raw: msgspec.Raw) -> list[Message]:
+        messages: list[Message] = self.turns(raw, list[Message], param="messages")
         if not messages:
             raise ApiError("messages must not be empty.", param="messages")
-        if len(messages) > self._max_len_tokens:
-            self._refuse(f"the conversation's {len(messages)} messages")
         for message in messages:
             if not _ROLE.fullmatch(message.role):
                 raise ApiError(f"{message.role[:50]!r} is not a role.", param="messages")
@@ -254,7 +264,7 @@ def _content(message: Message) -> str:
 def _apart(message: Message) -> list[Message]:
     """Return the message with its calls beside its text, after a message of its own for each result."""
     parts = message.content if isinstance(message.content, list) else []
-    if all(part.type not in ("tool_use", "tool_result") for part in parts):
+    if all(part.type not in _CALL_PARTS for part in parts):
         return [message]
     try:
         calls = [
@@ -264,7 +274,7 @@ def _apart(message: Message) -> list[Message]:
         ]
     except UnicodeDecodeError as error:
         raise ApiError(f"messages cannot be read: {error}", param="messages") from error
-    texts = [part for part in parts if part.type not in ("tool_use", "tool_result")]
+    texts = [part for part in parts if part.type not in _CALL_PARTS]
     results = [Message("tool", part.content) for part in parts if part.type == "tool_result"]
     if not texts and not calls:
         return results
@@ -296,12 +306,7 @@ def _named(body: Conversation) -> dict[str, Any]:
 
 def _json(raw: msgspec.Raw, kind: Any, *, param: str) -> Any:
     """Return the field, which may hold any JSON of the type `kind`. Return None if the field is absent."""
-    if not given(raw):
-        return None
-    try:
-        return msgspec.convert(_ANY_JSON.decode(raw), kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise ApiError(f"{param} cannot be read: {error}", param=_place(param, str(error))) from error
+    return decoded(raw, kind, param=param, any_json=True) if given(raw) else None
 
 
 def _first_marks(raw: msgspec.Raw) -> tuple[bytes, bytes]:

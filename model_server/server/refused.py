@@ -93,4 +93,5 @@ def check(body: object, neutral: Mapping[str, tuple[object, ...]]) -> None:
     for name, values in neutral.items():
         value = option(getattr(body, name), Any, param=name)
         if value is not None and value not in values:
-            raise ApiError(f"{name} is not supported by this server; leave it out.", param=name)
+            other = f", or write {msgspec.json.encode(values[0]).decode()}" if values else ""
+            raise ApiError(f"{name} is not supported by this server; leave it out{other}.", param=name)

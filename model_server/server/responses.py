@@ -13,15 +13,14 @@ import msgspec
 from model_server.core.request import FinishReason, Request
 from model_server.server.errors import ApiError
 from model_server.server.front_ends import NEUTRAL, FormatConfig, chat_format, named_event, passed, raw_fields
-from model_server.server.prompts import ABSENT, Part, decoded, function_call, option
+from model_server.server.prompts import ABSENT, Part, PromptReader, decoded, function_call, option
 from model_server.server.refused import check
 from model_server.server.replies import Delta, Reply, usage
 
 _MOST_RESPONSES = 1000
 _MOST_CHARACTERS = 2**24
-"""The bounds of the kept conversations. The oldest is forgotten first."""
-
-
+_CHARACTERS_OF_A_MESSAGE = 200
+"""The bounds of the kept conversations. An empty message counts too. The oldest is forgotten first."""
 NEUTRAL_IN_RESPONSES: Mapping[str, tuple[object, ...]] = {
     **NEUTRAL,
     "reasoning": ({},),
@@ -52,7 +51,7 @@ class ResponsesBody(raw_fields(NEUTRAL_IN_RESPONSES), kw_only=True):  # type: ig
 class _Item(msgspec.Struct):
     type: str = "message"
     role: str = ""
-    content: str | list[Part] = ""
+    content: str | list[Part] | None = ""
     call_id: str = ""
     name: str = ""
     arguments: str = ""
@@ -62,7 +61,8 @@ class _Item(msgspec.Struct):
 class Responses:
     """The conversations of earlier responses, by id. Ids are random, so a client knows only its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, prompts: PromptReader) -> None:
+        self._prompts = prompts
         self._kept: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()
         self._characters = 0
 
@@ -79,11 +79,14 @@ class Responses:
         check(body, NEUTRAL_IN_RESPONSES)
         before: list[dict[str, Any]] = []
         if body.previous_response_id is not None:
-            found = self._kept.get(body.previous_response_id)
-            if found is None:
+            kept = self._kept.get(body.previous_response_id)  # the other thread may forget it meanwhile
+            if kept is None:
                 raise ApiError("This response is not kept here.", param="previous_response_id")
-            before = found
-        messages = [*before, *_items(body.input)]
+            before = kept
+        found: str | list[_Item] = self._prompts.turns(body.input, str | list[_Item], param="input")
+        items = [_Item(role="user", content=found)] if isinstance(found, str) else found
+        # Earlier thoughts are left out, as templates do.
+        messages = [*before, *(_message_of(item) for item in items if item.type != "reasoning")]
         system = [{"role": "system", "content": body.instructions}] if body.instructions else []
         config: FormatConfig | None = option(body.text, FormatConfig, param="text")
         rest = {
@@ -212,19 +215,12 @@ class ResponsesReply(Reply):
         return named_event(name, {"sequence_number": self._number - 1, **fields})
 
 
-def _items(raw: msgspec.Raw) -> list[dict[str, Any]]:
-    found: str | list[_Item] = decoded(raw, str | list[_Item], param="input")
-    if isinstance(found, str):
-        return [{"role": "user", "content": found}]
-    return [_message_of(item) for item in found]
-
-
 def _message_of(item: _Item) -> dict[str, Any]:
     if item.type == "function_call":
         return _called(item.call_id, item.name, item.arguments)
     result = item.type == "function_call_output"
     role, content = ("tool", item.output) if result else (item.role, item.content)
-    parts = [Part("text", content)] if isinstance(content, str) else content
+    parts = [Part("text", content)] if isinstance(content, str) else content or []
     text = all(part.type in ("text", "input_text", "output_text") for part in parts)
     if not (role and text and (result or item.type == "message")):
         raise ApiError("This model takes messages of text, calls and their outputs only.", param="input")
@@ -236,7 +232,8 @@ def _called(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def _size(messages: Sequence[Mapping[str, Any]]) -> int:
-    return sum(len(message["content"]) + len(str(message.get("tool_calls", ""))) for message in messages)
+    texts = ((message["content"], str(message.get("tool_calls", ""))) for message in messages)
+    return sum(_CHARACTERS_OF_A_MESSAGE + len(content) + len(calls) for content, calls in texts)
 
 
 def _part(text: str) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from tests.harness.http_model_server import PROMPT, HttpModelServer, Start
+from tests.unit.request.client_shapes import TURNS as CLIENTS
+from tests.unit.request.client_shapes import sent
 
 pytest_plugins = ["tests.harness.http_model_server_fixtures"]
 
@@ -119,6 +121,7 @@ TURNS: dict[str, list[dict[str, Any]]] = {
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "a.py"}]}]},
     ],
     "/v1/responses": [
+        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}], "content": None, "encrypted_content": "c2ln"},
         {"type": "function_call", "call_id": "c", "name": "ls", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c", "output": "a.py"},
     ],
@@ -146,6 +149,46 @@ async def test_a_call_in_a_kept_response_is_one_of_its_turns(start: Start) -> No
     told = {"input": [{"role": "user", "content": "Hi"}, call, result]}
     one, other = [(await server.post("/v1/responses", body))[1] for body in (named, told)]
     assert one["output"][0]["content"] == other["output"][0]["content"]
+
+
+SMALLEST = {"messages": [USER], "input": PROMPT, "max_tokens": 20, "max_output_tokens": 20}
+
+
+@pytest.mark.parametrize("path", TURNS)
+async def test_stop_ends_the_answer_in_every_api(start: Start, path: str) -> None:
+    server = await start()
+    text = re.compile(r"'(?:content|text)': '([^']+)'")
+    [whole] = text.findall(str((await server.post(path, SMALLEST))[1]))
+    word = whole.split()[3]
+    [cut] = text.findall(str((await server.post(path, {**SMALLEST, "stop": [word]}))[1]))
+    assert cut == whole[: whole.index(word)]
+
+
+@pytest.mark.parametrize("path", TURNS)
+@pytest.mark.parametrize(("field", "wrong"), [("seed", "x"), ("stop", [""]), ("stop", 1)])
+async def test_stop_and_seed_are_checked_in_every_api(
+    start: Start, path: str, field: str, wrong: object
+) -> None:
+    status, error = await (await start()).post(path, {**SMALLEST, field: wrong})
+    assert (status, error["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize("client", [name for name, turn in CLIENTS.items() if turn[0] in TURNS])
+@pytest.mark.parametrize("turns", [1, 2])
+async def test_known_clients_without_thoughts_go_on(start: Start, client: str, turns: int) -> None:
+    """What switches thoughts on is refused, and the error says what to write."""
+    server = await start()
+    path, body = sent(client, turns=turns)
+    body = {**body, "model": "demo", "stream": False, "stream_options": None}
+    for field, off in (("thinking", '{"type":"disabled"}'), ("reasoning", "{}")):
+        if field in body:
+            status, error = await server.post(path, body)
+            assert (status, error["error"]["param"]) == (400, field)
+            assert f"leave it out, or write {off}." in error["error"]["message"]
+            body[field] = json.loads(off)
+    body = {name: 99 if "max" in name else value for name, value in body.items()}
+    status, answer = await server.post(path, body)
+    assert status == 200, answer
 
 
 @pytest.mark.parametrize(
@@ -197,6 +240,7 @@ async def test_embeddings_are_equal_for_equal_prompts_in_either_encoding(start: 
         ("/v1/messages", {**MESSAGES, "thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking"),
         ("/v1/messages", {**MESSAGES, "messages": "Hi"}, "messages"),
         ("/v1/messages", {**MESSAGES, "messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages"),
+        ("/v1/messages", {**MESSAGES, "stop": ["a"], "stop_sequences": ["b"]}, "stop"),
         ("/v1/messages", {"messages": []}, "max_tokens"),
         ("/v1/messages", b'{"max_tokens":1,"messages":[{"role":"assistant","content":[{"type":"tool_use","input":{"a":"\xff"}}]}]}', "messages"),
         ("/v1/responses", {"input": "Hi", "text": {"verbosity": "low"}}, "text"),

@@ -4,6 +4,7 @@ before it is decoded.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import tracemalloc
@@ -15,7 +16,8 @@ import pytest
 from model_server.core.request import TokenId
 from model_server.server.errors import ApiError, TooLongError
 from model_server.server.models import ServedModels
-from model_server.server.openai import Job, RequestReader
+from model_server.server.openai import Job, RequestReader, read_body
+from model_server.server.responses import Responses, ResponsesBody
 from model_server.server.sampling import SamplingReader
 from model_server.text.language import NO_VARIABLES, ChatMessage
 from model_server.text.standin import StandInLanguage
@@ -112,6 +114,51 @@ def test_a_long_body_is_refused_without_making_objects_or_tokens_of_it(case: str
     assert peak <= 2.2 * len(raw)  # a copy of the body, and its text if the body is one text
     assert language.characters <= MOST_CHARACTERS
     assert len(str(refused.value)) < 500
+
+
+def responses(language: StandInLanguage) -> Responses:
+    return Responses(reader(language).prompts)
+
+
+def turns(piece: dict[str, str], *, count: int) -> list[dict[str, Any]]:
+    """Return `count` calls, results or items, in one message if they are its parts."""
+    parts = piece["type"] in ("tool_use", "tool_result")
+    return [{"role": "user", "content": [piece] * count}] if parts else [piece] * count
+
+
+@pytest.mark.parametrize("kind", ["tool_use", "tool_result", "function_call", "function_call_output"])
+def test_calls_and_results_count_as_messages_before_they_are_made(kind: str) -> None:
+    language = CountingLanguage()
+    conversation = turns({"type": kind}, count=MAX_LEN + 1)
+    raw = json.dumps({"messages": conversation, "input": conversation}).encode()
+    body = read_body(raw, ResponsesBody)
+    with pytest.raises(TooLongError, match=r"100[12] messages, calls and results"):
+        reader(language).chat(raw) if kind.startswith("tool") else responses(language).chat_of(body)
+    assert language.characters == 0
+
+
+def test_a_body_of_many_items_is_refused_without_making_objects_of_it() -> None:
+    raw = b'{"input":[' + repeated(b'{"type":"function_call"},') + b"{}]}"
+    body = read_body(raw, ResponsesBody)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TooLongError):
+            responses(CountingLanguage()).chat_of(body)
+        assert tracemalloc.get_traced_memory()[1] <= 2.2 * len(raw)
+    finally:
+        tracemalloc.stop()
+
+
+def test_empty_messages_of_kept_responses_count_too() -> None:
+    kept = responses(CountingLanguage())
+    for index in range(100):
+        kept.keep(f"resp_{index}", [{"role": "u", "content": ""} for _ in range(8_166)])
+    found = []
+    for index in range(100):
+        raw = json.dumps({"input": "x", "previous_response_id": f"resp_{index}"}).encode()
+        with contextlib.suppress(ApiError):
+            found.append(len(kept.chat_of(read_body(raw, ResponsesBody))[1]))
+    assert 1 <= len(found) <= 20
 
 
 @pytest.mark.parametrize(
