@@ -161,6 +161,7 @@ escape(const byte *at, const byte *end, byte **out)
 typedef struct {
     const byte *at, *end;
     byte *out;
+    Py_ssize_t escapes, most; /* The number of escapes so far, and the largest number allowed. */
 } Text;
 
 /* Unescapes up to the next quote, or to the end. Returns 0 if the text is not plainly well formed. The output is never longer
@@ -182,7 +183,11 @@ unescape(Text *text)
         if (at == end || *at == '"')
             break;
         if (*at == '\\') {
+            const byte *from = at;
             if ((at = escape(at + 1, end, &out)) == NULL)
+                return 0;
+            text->escapes += at - from > 6 ? 2 : 1; /* A pair of surrogates counts as two escapes. */
+            if (text->escapes > text->most)
                 return 0;
         } else if (*at < 0x20) {
             return 0;
@@ -218,7 +223,7 @@ text_of(PyObject *module, PyObject *json)
             return NULL;
         }
         byte *first = (byte *)PyBytes_AS_STRING(made);
-        Text text = {.at = start + 1, .end = start + view.len - 1, .out = first};
+        Text text = {.at = start + 1, .end = start + view.len - 1, .out = first, .most = PY_SSIZE_T_MAX};
         if (!unescape(&text) || text.at != text.end)
             Py_CLEAR(made);
         else if (text.out - first != view.len - 2)
@@ -386,10 +391,14 @@ weigh(PyObject *module, PyObject *args)
 /* The state of the reader of plain messages, each of which has a plain role and a text, and nothing else. Nearly all chats are
  * such. Their prompt is written in one pass, without an object for each message. The ordinary decoder reads all other messages,
  * and all other fields of a body.
+ *
+ * The same pass counts the units and escapes that `weigh` would count, and ends where there are too many.
  */
 typedef struct {
-    const byte *at, *end;
+    const byte *start, *at, *end;
     byte *out; /* The next byte of the prompt is written here. */
+    Py_ssize_t units, escapes, limit;
+    Py_ssize_t counted; /* Bytes of strings and signs: all bytes that `weigh` does not count as `between`. */
 } Chat;
 
 #define BILLING "x-anthropic-billing-header" /* canonical._BILLING */
@@ -402,6 +411,13 @@ skip_space(Chat *c)
         c->at++;
 }
 
+/* Returns whether the bytes so far have too many units, as `weigh` counts them. Reading of a long body stops then. */
+static inline int
+is_too_much(const Chat *c)
+{
+    return c->units + c->escapes + (c->at - c->start - c->counted) / 8 > c->limit;
+}
+
 /* Skips the next sign if it is this one. Returns whether it was. */
 static inline int
 take(Chat *c, byte sign)
@@ -410,6 +426,8 @@ take(Chat *c, byte sign)
     if (c->at >= c->end || *c->at != sign)
         return 0;
     c->at++;
+    c->counted++;
+    c->units += sign == '"' || sign == '{' || sign == '[' || sign == ',';
     return 1;
 }
 
@@ -425,6 +443,7 @@ take_plain(Chat *c, const byte **start)
     if (c->at >= c->end || *c->at != '"')
         return -1;
     c->at++;
+    c->counted += c->at - *start;
     return c->at - 1 - *start;
 }
 
@@ -436,25 +455,31 @@ take_key(Chat *c, const byte **key)
     return n >= 0 && take(c, ':') ? n : -1;
 }
 
-/* Skips a value of any kind, which the ordinary decoder reads. Returns 0 if it has no end. */
+/* Skips a value of any kind, which the ordinary decoder reads. Returns 0 if it has no end or too many units. */
 static int
 skip_value(Chat *c)
 {
     Py_ssize_t depth = 0;
-    for (; c->at < c->end; c->at++) {
+    for (; c->at < c->end && !is_too_much(c); c->at++) {
         byte b = *c->at;
         if (b == '"') {
-            c->at++;
-            while ((c->at = find_special(c->at, c->end)) < c->end && *c->at != '"')
-                c->at += 2;
+            const byte *start = c->at++;
+            for (; (c->at = find_special(c->at, c->end)) < c->end && *c->at != '"'; c->at += 2)
+                if (++c->escapes + c->units > c->limit)
+                    return 0;
             if (c->at >= c->end)
                 return 0;
+            c->units++;
+            c->counted += c->at - start + 1;
         } else if (b == '{' || b == '[') {
             depth++;
+            c->units++;
         } else if (depth == 0 && (b == ',' || b == '}')) {
             return 1;
         } else if (b == '}' || b == ']') {
             depth--;
+        } else {
+            c->units += b == ',';
         }
     }
     return 0;
@@ -466,11 +491,13 @@ take_text(Chat *c)
 {
     if (!take(c, '"'))
         return 0;
-    Text text = {.at = c->at, .end = c->end, .out = c->out};
+    Text text = {.at = c->at, .end = c->end, .out = c->out, .escapes = c->escapes, .most = c->limit - c->units};
     if (!unescape(&text) || text.at == text.end)
         return 0;
+    c->counted += text.at + 1 - c->at;
     c->at = text.at + 1;
     c->out = text.out;
+    c->escapes = text.escapes;
     return 1;
 }
 
@@ -502,7 +529,7 @@ take_messages(Chat *c)
     if (!take(c, '['))
         return 0;
     for (;;) {
-        if (!take_message(c))
+        if (!take_message(c) || is_too_much(c))
             return 0;
         if (!take(c, ','))
             return take(c, ']');
@@ -534,21 +561,23 @@ take_chat(Chat *c, const byte *found[2])
     if (!take(c, '}'))
         return 0;
     skip_space(c);
-    return c->at == c->end && found[0] != NULL;
+    return c->at == c->end && found[0] != NULL && !is_too_much(c);
 }
 
 static PyObject *
-plain_messages(PyObject *module, PyObject *json)
+plain_messages(PyObject *module, PyObject *args)
 {
+    PyObject *json;
+    Py_ssize_t limit;
     Py_buffer view;
-    if (PyObject_GetBuffer(json, &view, PyBUF_SIMPLE) < 0)
+    if (!PyArg_ParseTuple(args, "On", &json, &limit) || PyObject_GetBuffer(json, &view, PyBUF_SIMPLE) < 0)
         return NULL;
     /* A message takes more bytes in JSON than in the prompt. */
     PyObject *prompt = PyBytes_FromStringAndSize(NULL, view.len), *told = NULL;
     if (prompt != NULL) {
         const byte *start = view.buf, *found[2] = {NULL, NULL};
         byte *first = (byte *)PyBytes_AS_STRING(prompt);
-        Chat chat = {.at = start, .end = start + view.len, .out = first};
+        Chat chat = {.start = start, .at = start, .end = start + view.len, .out = first, .limit = limit};
         if (!take_chat(&chat, found)) {
             Py_DECREF(prompt);
             told = Py_NewRef(Py_None);
@@ -562,7 +591,7 @@ plain_messages(PyObject *module, PyObject *json)
 
 static PyMethodDef methods[] = {
     {"text_of", text_of, METH_O, "Return the UTF-8 of a JSON string, quotes included. None: the ordinary decoder must read it."},
-    {"plain_messages", plain_messages, METH_O,
+    {"plain_messages", plain_messages, METH_VARARGS,
      "Return the canonical prompt of a chat's messages, and where they begin and end. None: the ordinary decoder must read them."},
     {"weigh", weigh, METH_VARARGS, "Return the numbers of units, containers, items and escapes, and where the model's name begins and ends."},
     {NULL, NULL, 0, NULL},

@@ -118,7 +118,7 @@ def too_costly(body: bytes | memoryview) -> bool:
     return estimate_ns > min(_FLOOR_NS + _TIMES_PLAIN * PLAIN_NS * size, _LONGEST_NS)
 
 
-def units_of(text: bytes | memoryview) -> int:
+def units_of(text: bytes) -> int:
     """Return the number of strings, lists, objects and commas, or a number over `MOST_UNITS`."""
     return counts_of(text, MOST_UNITS)[0]
 

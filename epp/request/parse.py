@@ -62,7 +62,6 @@ from epp.request.jsontext import (
     place_of_model,
     text_bytes,
     too_costly,
-    units_of,
 )
 from epp.request.media import MOST_TOKENS, SOUND_BYTES, UNKNOWN, Guess
 
@@ -115,14 +114,12 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
 
 
 def plain_chat(body: Body) -> InferenceRequest | None:
-    """Read a chat whose messages hold only texts, as nearly all chats do: the messages in one pass, which
-    takes 7 % off a request of 40 KB and 20 % off one of 400 KB, and all other fields by the decoder.
+    """Read a chat whose messages hold only texts, as nearly all chats do: the messages in one pass, whose
+    time is bounded by the bytes and the units, and all other fields by the decoder.
 
     None: the messages are of another kind, the body is too costly, or it has an error to be judged.
     """
-    if len(body) > SMALL_BYTES and (len(body) > MOST_BYTES or units_of(body) > MOST_UNITS):
-        return None
-    found = _jsontext.plain_messages(body)
+    found = _jsontext.plain_messages(body, MOST_UNITS) if len(body) <= MOST_BYTES else None
     if found is None:
         return None
     prompt, start, end = found

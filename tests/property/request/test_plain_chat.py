@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from epp.base.errors import BadRequestError
 from epp.base.types import InferenceRequest
 from epp.request._jsontext import plain_messages
-from epp.request.jsontext import too_costly
+from epp.request.jsontext import MOST_UNITS, too_costly
 from epp.request.parse import COSTLY as COSTLY_BODY
 from epp.request.parse import parse_request, plain_chat
 
 PATH = "/v1/chat/completions"
+ANY_COUNT = 2**62
 
 _TEXT = st.text(st.characters(codec="utf-8") | st.sampled_from('"\\/\n\x7f\u00e9\U0001f600')) | st.just(
     "a" * 40
@@ -60,7 +61,7 @@ def read(body: bytes) -> InferenceRequest | str:
 def same(body: bytes) -> None:
     """Read the body in both ways. A key with an escape makes C decline, and changes nothing else."""
     ordinary = body.replace(b'"messages"', b'"message\\u0073"')
-    assert plain_messages(ordinary) is None
+    assert plain_messages(ordinary, ANY_COUNT) is None
     assert read(body) == read(ordinary)
 
 
@@ -115,7 +116,7 @@ COSTLY = (
 
 @pytest.mark.parametrize("body", COSTLY, ids=("messages", "escapes", "fields", "spaces", "long"))
 def test_a_plain_chat_that_is_too_costly_is_left_unread(body: bytes) -> None:
-    assert plain_messages(body) is not None
+    assert plain_messages(body, ANY_COUNT) is not None
     assert too_costly(body)
     assert (plain_chat(body), parse_request(PATH, body).unread) == (None, COSTLY_BODY)
 
@@ -128,7 +129,7 @@ def test_a_body_of_too_many_small_fields_is_left_unread(field: bytes) -> None:
     body = (
         b"{" + field * (7_900_000 // len(field)) + b'"model":"m","messages":[{"role":"user","content":"a"}]}'
     )
-    assert plain_chat(body) is None
+    assert plain_messages(body, MOST_UNITS) is None
 
 
 REPEATED = [
