@@ -30,13 +30,13 @@ class Segment(NamedTuple):
 
 
 def render(segments: Sequence[Segment], *, bytes_per_token: float = _TOKEN_BYTES) -> bytes:
-    """Return the text: the id of each segment, repeated. Segments end at whole bytes."""
-    parts = []
+    """Return the text: the id of each segment, repeated. It ends at the byte nearest to its last token."""
+    text, tokens = bytearray(), 0
     for segment_id, num_tokens in segments:
-        size = int(num_tokens * bytes_per_token)
-        word = segment_id.to_bytes(_WORD_BYTES, "little")
-        parts.append((word * (size // _WORD_BYTES + 1))[:size])
-    return b"".join(parts)
+        tokens += num_tokens
+        size = round(tokens * bytes_per_token) - len(text)
+        text += (segment_id.to_bytes(_WORD_BYTES, "little") * (size // _WORD_BYTES + 1))[:size]
+    return bytes(text)
 
 
 def block_names(segments: Sequence[Segment], *, block_tokens: int, root: str = "") -> list[BlockHash]:

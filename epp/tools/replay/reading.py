@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 from typing import Final
 
@@ -182,13 +183,14 @@ def _request_of(
     asked: RecordedRequest, schedule: ChunkSchedule, number: int, *, tempo: _Tempo, bytes_per_token: float
 ) -> SimRequest:
     """Return a request of which each chunk is a segment, named by its hash. The end of a chunk depends only
-    on its position, so equal chunks get equal numbers of tokens.
+    on its position, so equal chunks get equal numbers of tokens. Its last token is whole, so that the text of
+    shared chunks does not end before the last of them does.
     """
     chunks = unpacked(asked.chunks)
     ends = [schedule.end_bytes(n) for n in range(1, len(chunks) + 1)]
     own = hash((number, asked.at_unix_s)) & _MASK
     ends.append(max(asked.prompt_bytes, schedule.end_bytes(len(chunks)) + 1))
-    tokens = [0, *(round(end / bytes_per_token) for end in ends)]
+    tokens = [0, *(ceil(end / bytes_per_token) for end in ends)]
     lengths = [end - start for start, end in pairwise(tokens)]
     lengths[-1] = max(1, lengths[-1])
     return SimRequest(

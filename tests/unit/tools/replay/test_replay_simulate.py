@@ -9,12 +9,17 @@ import pytest
 from msgspec import structs
 
 from epp.config.policy import DEFAULT_POLICY
+from epp.observe.recording.lines import RecordedRequest
+from epp.observe.recording.tap import line_of
+from epp.picker.events import Ended, PickerEvent
+from epp.tools.replay.picker_router import PickerRouter
 from epp.tools.replay.reading import read
 from epp.tools.replay.simulate import ReplaySetting, fleet_of, run
 from epp.tools.replay.trace import RecordedServer, Trace
 from model_server.sim.prompts import Segment
 from model_server.sim.request import SimRequest
-from tests.unit.tools.replay.recordings import record_simulation, recording_file
+from tests.unit.picker.picker_questions import a_picker, ask, endpoints, text
+from tests.unit.tools.replay.recordings import record_simulation, recording_file, write
 
 
 def a_trace(tmp_path: Path) -> Trace:
@@ -27,6 +32,33 @@ def test_the_same_replay_gives_the_same_figures(tmp_path: Path) -> None:
     assert first == second
     assert first.counted == 108, "the first tenth warms the caches"
     assert first.failed == 0
+
+
+@pytest.mark.parametrize("bytes_per_token", [3.7, 4.0, 4.3])
+@pytest.mark.parametrize("shared", [1, 2, 7])
+def test_prompts_share_as_many_chunks_as_when_recorded(
+    tmp_path: Path, shared: int, bytes_per_token: float
+) -> None:
+    prompts = [text("shared", shared * 256) + text(f"own {n}", 900) for n in range(2)]
+    picker, lines = a_picker(on=endpoints("a")), list[RecordedRequest]()
+    for now, prompt in enumerate(prompts):
+        pick = picker.pick(ask(prompt), now=now)
+        picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
+        picker.end(pick, outcome="ended", now=now)
+        line = line_of(pick, unix_now_s=1000.0 + now, key=b"k")
+        lines.append(structs.replace(line, prompt_tokens=round(len(prompt) / bytes_per_token)))
+    write(tmp_path / "r.jsonl", picker, [*lines])
+    trace = read([tmp_path / "r.jsonl"])
+    assert trace.bytes_per_token == pytest.approx(bytes_per_token, rel=0.01)
+    replaying, events = a_picker(on=endpoints("a")), list[PickerEvent]()
+    replaying.subscribe(events.append)
+    router = PickerRouter([replaying], adapters=frozenset(), bytes_per_token=trace.bytes_per_token)
+    router.set_servers("a", restarted="", now=0.0)
+    for at_s, request in trace.calls:
+        router.route(request, now=at_s)
+        router.ended(request.request_id, failed=False, cached_tokens=0, now=at_s)
+    matched = [event.request.decision.matched_tokens for event in events if isinstance(event, Ended)]
+    assert matched == [line.matched_tokens for line in lines] == [0, shared * 256 // 4]
 
 
 @pytest.mark.slow
