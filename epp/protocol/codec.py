@@ -61,6 +61,8 @@ _REQUEST_HEADERS_TAG: Final = 0x12
 _RESPONSE_HEADERS_TAG: Final = 0x1A
 _REQUEST_BODY_TAG: Final = 0x22
 _RESPONSE_BODY_TAG: Final = 0x2A
+_METADATA: Final = b"\x42"
+"""The tag of the metadata."""
 
 _SHORTEST_ADDRESS: Final = len("[::]:1")
 _KEPT_BYTES: Final = 512
@@ -142,14 +144,30 @@ def _cut_headers(
 ) -> RequestHeaders | ResponseHeaders | None:
     _require_bounded(len(data))
     found = _wire.headers_of(data, _readable(names))
-    around = _around(data, found[2]) if found is not None else None
-    if found is None or around is None:
+    if found is None:
+        return None
+    around = (_named(data[found[2] :]) if response else None) or _around(data, found[2])
+    if around is None:
         return None
     headers, end_of_stream, _ = found
     subset, served, modes, lost = around
     if response:
         return ResponseHeaders(headers, end_of_stream, served or "", modes, lost)
     return RequestHeaders(headers, end_of_stream, subset, modes)
+
+
+def _named(rest: bytes) -> Around | None:
+    """Return the parts behind the metadata of a response, if they name its server. So the metadata are not
+    read, which may hold a long subset hint. They come first: Envoy writes fields in the order of their tags.
+    """
+    size = 0
+    for n, byte in enumerate(rest[1:4] if rest[:1] == _METADATA else b""):  # a bounded length has three bytes
+        size |= (byte & 0x7F) << 7 * n
+        if byte < 0x80:
+            behind = rest[2 + n + size :]
+            around = _kept_around(behind) if 0 < len(behind) <= _KEPT_BYTES else None
+            return around if around is not None and around[1] is not None else None
+    return None
 
 
 def _around(data: bytes, at: int) -> Around | None:

@@ -116,6 +116,47 @@ def test_a_second_main_part_is_not_decoded_twice_if_it_is_long() -> None:
     assert called.count("FromString") == 2
 
 
+def naming(address: str) -> bytes:
+    """Return the attributes by which Envoy names the server that served."""
+    message = asked()
+    message.attributes["a filter"].fields["upstream.address"].string_value = address
+    return bytes(message.SerializeToString())
+
+
+@pytest.mark.parametrize("entry", [b"10.0.0.1:8000", b"\xff"])
+@pytest.mark.parametrize("count", [1, 1_000])
+def test_metadata_of_a_response_are_not_read_if_its_server_is_named(entry: bytes, count: int) -> None:
+    hint = subset(part(1, part(3, entry)) * count).removeprefix(part(2, b""))
+    named = naming("10.0.0.2:8000")
+    data, called = part(3, part(1, STATUS)) + hint + named, list[str]()
+    for _ in range(2):
+        called.clear()
+        sys.setprofile(lambda _, event, what: called.append(what.__name__) if event == "c_call" else None)
+        try:
+            event = decoded(data)
+        finally:
+            sys.setprofile(None)
+        assert isinstance(event, ResponseHeaders)
+        assert (event.headers, event.served) == ([(":status", "")], "10.0.0.2:8000")
+    assert "FromString" not in called
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        b"\x42",
+        b"\x42\x80",
+        b"\x42\x7f",
+        b"\x42\xff\xff\x7f",
+        b"\x42" + 9 * b"\x80" + b"\x02",
+    ],
+)
+def test_metadata_of_a_response_without_a_whole_length_are_undecodable(metadata: bytes) -> None:
+    for behind in (b"", naming("10.0.0.2:8000")):
+        with pytest.raises(StreamProtocolError, match="undecodable"):
+            decoded(part(3, part(1, STATUS)) + metadata + behind)
+
+
 def test_servers_that_a_request_ended_are_read_beside_any_headers() -> None:
     message = asked(response_headers={"headers": {"headers": [{"key": ":status", "raw_value": b"503"}]}})
     message.attributes["a filter"].fields[
