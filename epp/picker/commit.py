@@ -217,6 +217,7 @@ class Commits:
         return doubtful
 
     def _said_no(self, pick: Pick, *, now: float) -> None:
+        pick.said_no = True
         tokens = pick.decision.prompt_tokens - pick.decision.matched_tokens
         self._fleet.answers.said_no(pick.state, sent_at=pick.wait.sent_at, tokens=tokens, now=now)
 

@@ -142,7 +142,7 @@ class Exchange:
             case Proved(at, work):
                 self._add_proof(work, at=at)
             case Ended(at, work):
-                self._add_end(work, at=at, kept=_kept(work), failed=work.failed, said_no=_said_no(work))
+                self._add_end(work, at=at, kept=_kept(work), failed=work.failed, said_no=work.said_no)
             case PrefillEnded(at, work, outcome, failed):
                 self._add_end(work, at=at, kept=_PREFILL_KEPT[outcome], failed=failed)
             case Restarted(at, server) | Hangs(at, server) | Cut(at, server):
@@ -194,11 +194,6 @@ def _server(state: EndpointState, *, at: float) -> tuple[int, str, int]:
 
 def _packed(work: Pick | PrefillJob) -> bytes:
     return pack_hashes(work.guess.chain[:MOST_CHUNKS])
-
-
-def _said_no(request: Pick) -> bool:
-    """Return whether no token came: an error was told, or an answer that ended well proved nothing."""
-    return (request.decision.status or 0) >= 400 or (request.computed and not request.guess.proven)
 
 
 def _kept(request: Pick) -> Kept:

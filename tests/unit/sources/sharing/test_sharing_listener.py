@@ -229,6 +229,24 @@ def test_a_guess_of_another_picker_goes_if_its_request_comes_to_nothing(status: 
     assert [state.account.noes for state in other.picker.fleet.states()].count(1) == (status is not None)
 
 
+@pytest.mark.parametrize("ttft_count", [None, 0.0])
+@pytest.mark.parametrize(("ends_at", "noes"), [(11.0, 1), (15.0, 0)])
+def test_pickers_count_the_same_answers_without_a_token(
+    ttft_count: float | None, ends_at: float, noes: int
+) -> None:
+    """Without a counter of first tokens, the headers of a streamed answer prove its prompt."""
+    one, other = two()
+    for n in (0, 1):
+        page = EndpointMetrics(scraped_at=9.0 + n, running=0, ttft_count=ttft_count)
+        one.picker.news.observe(EndpointName("a"), page, now=9.0 + n)
+    pick = one.pick(text("p"), now=10.0, only=Address("10.0.0.1", 8000))
+    one.picker.on_response_headers(pick, status=200, served=None, now=11.0)
+    one.picker.end(pick, outcome="ended", now=ends_at)
+    other.receive(one.send(now=ends_at), now=ends_at)
+    for replica in (one, other):
+        assert [state.account.noes for state in replica.picker.fleet.states()] == [noes, 0]
+
+
 def test_a_prompt_computed_after_its_stream_was_let_go_is_known_to_others() -> None:
     one, other = two()
     for n in (0, 1):
