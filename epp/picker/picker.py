@@ -1,10 +1,9 @@
 """The picker: chooses an endpoint for each request, by what the sources have said (`fleet_news`).
 
 Owns the rule, and composes the others: `fleet_news` takes in what the sources say, `commit` keeps the
-bookings of chosen requests. Every method is synchronous and runs on one
-thread, so nothing else can happen between reading the state and booking a place. Nothing here waits, logs or
-reads a clock. `protocol` calls it for requests, the composition root for the policy, and the simulator for
-both.
+bookings of chosen requests. Every method is synchronous and runs on one thread, so nothing else can happen
+between reading the state and booking a place. Nothing here waits, logs or reads a clock. `protocol` calls it
+for requests, the composition root for the policy, and the simulator for both.
 """
 
 from __future__ import annotations
