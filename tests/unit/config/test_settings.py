@@ -1,13 +1,25 @@
-"""The program's configuration file: its defaults, and the messages for mistakes."""
+"""The program's configuration file: its defaults, and the messages for mistakes. The addresses of the
+workers, for Envoy and for people. The descriptions of fields, which are read from the source of their
+classes. Files that the configuration names, and the errors that name their field. The `sharing` section:
+every form of Redis URL, and the messages for mistakes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from epp.base.errors import ConfigError
-from epp.config.settings import load_config
+from epp.config.listening import Admin, Listen
+from epp.config.named_files import read_file, read_secret
+from epp.config.policy import PolicySpec
+from epp.config.settings import Config, load_config
+from epp.config.sharing import RedisTarget
+from tests.reference.schema import definitions
 
 
 def test_a_configuration_needs_only_the_endpoints_file(file: Path) -> None:
@@ -166,3 +178,135 @@ def test_workers_that_would_share_an_address_are_refused(file: Path, text: str, 
     with pytest.raises(ConfigError) as caught:
         load_config(file)
     assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "workers", "expected"),
+    [
+        ("unix:/run/p.sock", 1, ("unix:/run/p.sock",)),
+        ("unix:/run/p.sock", 2, ("unix:/run/p.sock.0", "unix:/run/p.sock.1")),
+        ("10.0.0.1:9002", 1, ("10.0.0.1:9002",)),
+        ("[fd00::1]:9002", 3, ("[fd00::1]:9002", "[fd00::1]:9003", "[fd00::1]:9004")),
+    ],
+)
+def test_each_worker_has_its_own_address(address: str, workers: int, expected: tuple[str, ...]) -> None:
+    assert Listen(address=address).addresses(workers=workers) == expected
+
+
+def test_each_worker_has_its_own_admin_address() -> None:
+    assert [str(a) for a in Admin(address="[::1]:9090").addresses(workers=2)] == ["[::1]:9090", "[::1]:9091"]
+
+
+@pytest.mark.parametrize("section", [Listen(address="127.0.0.1:65535"), Admin(address="127.0.0.1:65535")])
+def test_ports_that_do_not_exist_are_refused(section: Listen | Admin) -> None:
+    assert len(section.addresses(workers=1)) == 1
+    with pytest.raises(ValueError, match="2 workers need 2 consecutive ports"):
+        section.addresses(workers=2)
+
+
+def fields(root: type[msgspec.Struct]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name, section in definitions(root).items():
+        for field, schema in section["properties"].items():
+            yield f"{name}.{field}", schema
+
+
+@pytest.mark.parametrize("root", [Config, PolicySpec])
+def test_every_field_that_people_write_has_a_description(root: type[msgspec.Struct]) -> None:
+    """A field that holds a section is described by the docstring of the section."""
+    bare = [
+        name for name, schema in fields(root) if not schema.get("description") and "$ref" not in str(schema)
+    ]
+    assert bare == []
+
+
+def test_the_error_for_an_unreadable_file_names_field_path_and_reason(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_file(str(tmp_path), field="policyFile")
+    assert str(caught.value) == f"policyFile: {tmp_path}: Is a directory; correct the path"
+
+
+def test_white_space_around_a_secret_is_ignored(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_bytes(b"  sixteen bytes!!! \n")
+    assert read_secret(str(file), field="f") == b"sixteen bytes!!!"
+
+
+@pytest.mark.parametrize(("content", "size"), [(b"", 0), (b"  fifteen bytes!! \n", 15)])
+def test_a_secret_that_is_too_short_is_refused(tmp_path: Path, content: bytes, size: int) -> None:
+    file = tmp_path / "key"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"^f: {file}: holds {size} bytes; a secret that nobody can guess"):
+        read_secret(str(file), field="f")
+
+
+@pytest.mark.parametrize(
+    ("url", "target"),
+    [
+        ("redis://r", RedisTarget(kind="single", hosts=(("r", 6379),), tls=False)),
+        (
+            "valkey://10.0.0.1:7000/3",
+            RedisTarget(kind="single", hosts=(("10.0.0.1", 7000),), tls=False, database=3),
+        ),
+        ("rediss://[fd00::1]:7000", RedisTarget(kind="single", hosts=(("fd00::1", 7000),), tls=True)),
+        (
+            "valkeys+cluster://a:7000,b",
+            RedisTarget(kind="cluster", hosts=(("a", 7000), ("b", 6379)), tls=True),
+        ),
+        (
+            "redis+sentinel://a,b:5000/main/2",
+            RedisTarget(
+                kind="sentinel", hosts=(("a", 26379), ("b", 5000)), tls=False, database=2, master="main"
+            ),
+        ),
+    ],
+)
+def test_a_url_says_how_redis_is_reached(url: str, target: RedisTarget) -> None:
+    assert RedisTarget.parse(url) == target
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://r",
+        "redis+ring://r",
+        "redis://:secret@r",
+        "redis://r?db=secret",
+        "redis://a,b",
+        "redis://",
+        "redis://a:secret",
+        "redis://a:0",
+        "redis://a/secret",
+        "redis+cluster://a/1",
+        "redis+sentinel://a",
+        "redis+sentinel://a//1",
+    ],
+)
+def test_any_other_url_gets_the_forms_and_is_not_repeated(url: str) -> None:
+    with pytest.raises(ValueError, match="write redis://host:6379/0") as caught:
+        RedisTarget.parse(url)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "why"),
+    [
+        ("{redis: {}}", "sharing.redis", "url"),
+        ("{redis: {url: 'redis://a', tls: {caFile: ca.pem}}}", "sharing.redis.tls", "rediss"),
+        ("{redis: {url: 'rediss://a', tls: {certFile: c.pem}}}", "sharing.redis.tls", "keyFile"),
+        (
+            "{redis: {url: 'redis://a', sentinelUsername: s}}",
+            "sharing.redis.sentinelPasswordFile",
+            "no sentinels",
+        ),
+        ("{pool: 'a b'}", "sharing.pool", "regex"),
+        ("{flushIntervalSeconds: 0}", "sharing.flushIntervalSeconds", "0.005"),
+    ],
+)
+def test_a_mistake_in_the_section_names_the_field(tmp_path: Path, section: str, field: str, why: str) -> None:
+    file = tmp_path / "epp.yaml"
+    file.write_text(f"{{endpointsFile: e, sharing: {section}}}")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert field.split(".", maxsplit=1)[-1] in str(caught.value)
+    assert why in str(caught.value)
+    assert "secret" not in str(caught.value)

@@ -1,5 +1,6 @@
-"""The picker as its callers see it: its choice by prefixes, by the endpoints that may be picked, and by
-load.
+"""The picker as its callers see it: its choice by prefixes, by the endpoints that may be picked, and by load.
+The events that the picker sends to its listeners: one for each thing that happens, in order. Endpoints
+that are data parallel ranks of one server: which server gets the request, and which rank the pick names.
 """
 
 from __future__ import annotations
@@ -10,12 +11,35 @@ from typing import get_args
 import pytest
 
 from epp.base.errors import NoEndpointError, SaturatedError
-from epp.base.types import ApiKind, EndpointMetrics, EndpointName, ModelCard, ModelList
+from epp.base.types import (
+    RANK,
+    RANK_ADDRESS,
+    Address,
+    ApiKind,
+    Endpoint,
+    EndpointMetrics,
+    EndpointName,
+    InferenceRequest,
+    ModelCard,
+    ModelList,
+)
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import LoadSettings
-from epp.picker.events import Pick
+from epp.picker.decision import Question
+from epp.picker.events import (
+    Answered,
+    Began,
+    Ended,
+    Moved,
+    Pick,
+    PickerEvent,
+    Proved,
+    Restarted,
+    TimedEvent,
+)
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
+from epp.serve.envoy.files import render_endpoints
 from epp.sources.scraping.metrics_page import parse_page
 from tests.unit.picker.picker_questions import (
     ADDRESSES,
@@ -186,3 +210,127 @@ def test_an_engine_beside_vllm_gets_its_fair_share(engine: str) -> None:
             picker.news.observe(EndpointName(name), read, now=float(n))
         chosen.append(serve(picker, ask(text(f"p{n}")), now=n + 0.1).decision.chosen)
     assert 14 <= chosen.count(EndpointName("c")) <= 26
+
+
+def heard_picker() -> tuple[Picker, list[PickerEvent]]:
+    picker = a_picker(on=endpoints("ab"))
+    events: list[PickerEvent] = []
+    picker.subscribe(events.append)
+    return picker, events
+
+
+def a_request() -> Question:
+    return Question(
+        request_id="r", inference=InferenceRequest(kind=ApiKind.CHAT, prompt=b"x" * 1000, stream=True)
+    )
+
+
+def time_of(event: PickerEvent) -> float:
+    assert isinstance(event, TimedEvent), "events of a stream have no time"
+    return event.at
+
+
+def test_a_request_sends_events_when_it_begins_moves_is_answered_and_ends() -> None:
+    picker, events = heard_picker()
+    pick = picker.pick(a_request(), now=1.0)
+    elsewhere = B if pick.destinations[0] == A else A
+    picker.on_response_headers(pick, status=200, served=elsewhere, now=2.0)
+    picker.end(pick, outcome="ended", now=3.0)
+    picker.end(pick, outcome="ended", now=4.0)
+    assert [(type(event), time_of(event)) for event in events] == [
+        (Began, 1.0),
+        (Moved, 2.0),
+        (Proved, 2.0),
+        (Answered, 2.0),
+        (Ended, 3.0),
+    ]
+    of_requests = [event for event in events if isinstance(event, Began | Moved | Answered | Ended)]
+    assert {id(event.request) for event in of_requests} == {id(pick)}
+    assert isinstance(events[3], Answered)
+    assert events[3].mismatch
+
+
+@pytest.mark.parametrize(("status", "fault"), [(200, False), (404, False), (429, True), (503, True)])
+def test_a_fault_is_known_with_the_first_event_of_the_answer(status: int, fault: bool) -> None:  # noqa: FBT001 - a row
+    picker, _ = heard_picker()
+    failed: list[tuple[type[PickerEvent], bool]] = []
+
+    def note(event: PickerEvent) -> None:
+        if isinstance(event, Began | Moved | Answered):
+            failed.append((type(event), event.request.failed))
+
+    picker.subscribe(note)
+    pick = picker.pick(a_request(), now=1.0)
+    elsewhere = B if pick.destinations[0] == A else A
+    picker.on_response_headers(pick, status=status, served=elsewhere, now=2.0)
+    assert failed == [(Began, False), (Moved, fault), (Answered, fault)]
+
+
+def test_a_request_that_is_let_go_ends_once() -> None:
+    picker, events = heard_picker()
+    pick = picker.pick(a_request(), now=1.0)
+    picker.detach(pick, now=2.0)
+    picker.end(pick, outcome="ended", now=3.0)
+    assert [type(event) for event in events] == [Began, Ended]
+
+
+def test_only_a_restart_seen_in_counters_sends_an_event() -> None:
+    picker, events = heard_picker()
+    name = EndpointName("a")
+    picker.news.observe(name, EndpointMetrics(scraped_at=1.0, prompt_tokens=500.0, finished=5.0), now=1.0)
+    picker.news.observe(name, EndpointMetrics(scraped_at=2.0, prompt_tokens=10.0, finished=0.0), now=2.0)
+    assert [(type(event), time_of(event)) for event in events] == [(Restarted, 2.0)]
+    state = picker.fleet.get(name)
+    assert state is not None
+    assert state.cold_at == 2.0
+    picker.news.set_endpoints([Endpoint(name, A, incarnation="2")], now=3.0)
+    assert len(events) == 1
+    assert state.cold_at == 3.0
+
+
+FRONT, OTHER = Address("10.0.0.1", 8000), Address("10.0.0.2", 8000)
+
+
+def ranks() -> list[Endpoint]:
+    """Return two servers of two ranks each."""
+    return [
+        Endpoint(EndpointName(f"{front.host}/{n}"), Address(front.host, 8001 + n), rank=n, behind=front)
+        for front in (FRONT, OTHER)
+        for n in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("hurried", [False, True])
+def test_the_front_is_the_destination_and_the_headers_name_the_rank(hurried: bool) -> None:  # noqa: FBT001
+    picker = a_picker(on=ranks())
+    pick = picker.pick(Question("r", ask(text("p")).inference, hurried=hurried), now=1.0)
+    state = picker.fleet.get(pick.decision.chosen)
+    assert state is not None
+    assert pick.destinations == pick.decision.destinations == (state.endpoint.behind,)
+    rank = {RANK_ADDRESS: str(state.endpoint.address), RANK: str(state.endpoint.rank)}
+    assert dict(pick.set_headers) == rank
+
+
+def test_each_rank_has_its_own_cache_and_load() -> None:
+    picker = a_picker(on=ranks())
+    homes = {serve(picker, ask(text(f"p{n}")), now=1.0 + n).decision.chosen for n in range(8)}
+    assert len(homes) > 1
+    first = picker.pick(ask(text("p0")), now=9.5)
+    assert first.decision.reason == "prefix"
+    assert in_flight(picker) == {first.decision.chosen: 1}
+    assert not picker.on_response_headers(first, status=200, served=first.destinations[0], now=9.6)
+
+
+def test_the_subset_names_fronts() -> None:
+    picker = a_picker(on=ranks())
+    for n in range(8):
+        pick = picker.pick(ask(text(f"p{n}"), subset=frozenset({OTHER})), now=1.0)
+        assert pick.destinations == (OTHER,)
+    with pytest.raises(NoEndpointError):
+        picker.pick(ask(text("p"), subset=frozenset({ELSEWHERE})), now=1.0)
+
+
+def test_the_file_for_envoy_has_only_fronts() -> None:
+    told = render_endpoints(ranks())
+    assert told.count(b'"address": "10.0.0.1"') == 1
+    assert b"8001" not in told

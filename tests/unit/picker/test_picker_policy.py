@@ -1,12 +1,22 @@
-"""The picker as its callers see it: a new policy, and the content of a decision."""
+"""The picker as its callers see it: a new policy, and the content of a decision. A policy in dry run gets
+scores from the data of the pick. The decision shows its choice, and it has no effect.
+"""
 
 from __future__ import annotations
 
-import pytest
+import random
 
-from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
-from epp.config.policy import PolicySpec
-from epp.config.routing import Chunks, Sampling, Table
+import pytest
+from msgspec.structs import replace
+
+from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
+from epp.config.routing import Chunks, LoadSettings, Sampling, Table
+from epp.observe.telemetry.decisions import DecisionRing, as_json, encode
+from epp.observe.telemetry.metrics import Metrics
+from epp.observe.telemetry.picker_state import PickerStatus
+from epp.picker.decision import Question
+from epp.picker.picker import Picker
 from epp.picker.scheduling.candidates import ShownCandidates
 from epp.request.response import ResponseFeedback
 from tests.unit.picker.picker_questions import (
@@ -107,3 +117,127 @@ def test_an_explanation_is_one_line_of_ascii_whatever_the_names() -> None:
     assert explanation.isascii()
     assert explanation.isprintable()
     assert "rule=least-cost" in explanation
+
+
+NAMES = ("a", "b", "c")
+
+
+def policy(name: str, spec: PolicySpec) -> Policy:
+    return Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name=name), spec=spec)
+
+
+def picker_trying(spec: PolicySpec, tried: PolicySpec | None = None, *, seed: int = 0) -> Picker:
+    picker = Picker(policy("acts", spec), rng=random.Random(seed))
+    picker.news.set_endpoints(
+        [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate(NAMES)], now=0.0
+    )
+    picker.set_dry_run(policy("tried", tried) if tried is not None else None)
+    return picker
+
+
+def numbered_request(n: int) -> Question:
+    prompt = random.Random(n % 5).randbytes(4000).hex().encode()
+    inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=prompt)
+    return Question(request_id=f"r{n}", inference=inference)
+
+
+def chosen(picker: Picker, *, picks: int = 60) -> list[str]:
+    made = [picker.pick(numbered_request(n), now=n * 0.01) for n in range(picks)]
+    if picker.dry_run is not None:
+        picker.dry_run.check_integrity()
+    return [pick.decision.chosen for pick in made]
+
+
+def test_the_policy_in_force_picks_as_it_would_without_a_dry_run() -> None:
+    spec = PolicySpec()
+    alone = chosen(picker_trying(spec))
+    for tried in (PolicySpec(rule="random"), PolicySpec(rule="round-robin"), PolicySpec(rule="affinity")):
+        assert chosen(picker_trying(spec, tried)) == alone
+
+
+def test_an_equal_policy_agrees_on_every_pick() -> None:
+    for rule in ("least-cost", "random", "affinity"):
+        picker = picker_trying(PolicySpec(rule=rule), PolicySpec(rule=rule))
+        chosen(picker)
+        assert picker.dry_run is not None
+        assert (picker.dry_run.picks, picker.dry_run.agreed) == (60, 60), rule
+
+
+def test_the_decision_shows_what_another_policy_would_have_picked() -> None:
+    picker = picker_trying(PolicySpec(rule="affinity"), PolicySpec(rule="round-robin"))
+    picks = [picker.pick(numbered_request(0), now=0.0) for _ in range(3)]
+    assert len({pick.decision.chosen for pick in picks}) == 1, (
+        "the request goes to the server that holds the prompt"
+    )
+    would = [pick.decision.dry_run for pick in picks]
+    assert [w.chosen for w in would if w is not None] == ["a", "b", "c"]
+    assert [w.agrees for w in would if w is not None].count(True) == 1
+    assert {(w.policy, w.rule, w.reason) for w in would if w is not None} == {
+        ("tried", "round-robin", "turn")
+    }
+
+
+def test_rules_without_memory_can_be_tried_beside_another() -> None:
+    for tried, reason in ((PolicySpec(rule="prefix-hash"), "hash"), (PolicySpec(rule="session"), "session")):
+        picker = picker_trying(PolicySpec(), tried)
+        would = []
+        for n in range(20):
+            pick = picker.pick(replace(numbered_request(n), session=f"session-{n % 5}"), now=0.0)
+            would.append(pick.decision.dry_run)
+            picker.end(pick, outcome="ended", now=0.0)
+        assert {(w.rule, w.reason) for w in would if w is not None} == {(tried.rule, reason)}
+        owners = [w.chosen for w in would if w is not None]
+        assert owners == owners[:5] * 4, "each prompt and each session keeps its owner"
+
+
+def test_a_policy_that_would_refuse_picks_no_server() -> None:
+    picker = picker_trying(
+        PolicySpec(), PolicySpec(load=LoadSettings(max_waiting=0, when_saturated="Reject"))
+    )
+    for name in NAMES:
+        picker.news.observe(EndpointName(name), EndpointMetrics(scraped_at=0.0, waiting=5), now=0.0)
+    would = picker.pick(numbered_request(0), now=0.1).decision.dry_run
+    assert would is not None
+    assert (would.chosen, would.reason, would.agrees) == ("", "saturated", False)
+    assert (would.more_cached_tokens, would.more_s) == (0, 0.0)
+    assert picker.dry_run is not None
+    assert picker.dry_run.refused == 1
+
+
+def test_the_change_of_a_dry_run_is_predicted() -> None:
+    picker = picker_trying(PolicySpec(rule="round-robin"), PolicySpec(rule="affinity"))
+    first, second = (picker.pick(numbered_request(0), now=0.0) for _ in range(2))
+    tried, would = picker.dry_run, second.decision.dry_run
+    assert first.decision.chosen != second.decision.chosen
+    assert tried is not None
+    assert would is not None
+    assert would.chosen == first.decision.chosen, "the request goes back to the server that holds the prompt"
+    prompt = second.decision.prompt_tokens
+    assert 0.9 * prompt < would.more_cached_tokens <= prompt
+    rate = 8000.0  # from the policy, since nothing is learned yet
+    # The server that holds the prompt still has to compute the first request, and the other server would
+    # have to compute this one.
+    assert would.more_s == pytest.approx((2 * prompt - would.more_cached_tokens - prompt) / rate, abs=1e-3)
+    assert (tried.prompt_tokens, tried.cached_tokens) == (2 * prompt, 0)
+    assert (tried.more_cached_tokens, tried.refused) == (would.more_cached_tokens, 0)
+    tried.check_integrity()
+
+
+def test_without_a_dry_run_the_decision_says_nothing() -> None:
+    picker = picker_trying(PolicySpec(), PolicySpec(rule="random"))
+    picker.set_dry_run(None)
+    assert picker.pick(numbered_request(0), now=0.0).decision.dry_run is None
+
+
+def test_the_decision_and_a_counter_show_the_dry_run() -> None:
+    ring = DecisionRing(maxlen=10)
+    metrics = Metrics(decisions=ring, state=PickerStatus)
+    picker = picker_trying(PolicySpec(rule="round-robin"), PolicySpec(rule="round-robin"))
+    picker.subscribe(metrics.on_event)
+    for n in range(3):
+        picker.pick(numbered_request(n), now=0.0)
+    assert b'epp_dry_run_picks_total{agrees="true",policy="tried"} 3.0' in b"".join(metrics.pieces())
+    record = ring.get("r0")
+    assert record is not None
+    assert b'"dry_run"' in encode(as_json(record))
+    assert b'"policy": "tried"' in encode(as_json(record))

@@ -1,32 +1,48 @@
-"""The routing benchmark in small: every rule runs, the same seed gives the same figures, and a shared
-cache helps.
+"""The routing benchmark in small: every rule runs, the same seed gives the same figures, and a shared cache
+helps. The comparison on real vLLM servers, here without them: its conversations on the simulated side.
+Replicas that share, in the simulator: together they find as many hits and spread load as well as one
+picker, with little traffic. The real picker inside the simulated fleet. It hears of everything that
+happens, and nothing stays booked.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from bench.routing import scale
 from bench.routing.bench import (
     Result,
     Run,
     Setting,
+    calibrate,
     costs_of,
     outcome_of,
+    shape_of,
     simulate,
     spec_of,
 )
 from bench.routing.catalog import CONFIGS
+from bench.routing.live import vllm
+from bench.routing.live.vllm_fleet import Speed
+from bench.routing.picker_router import PickerRouter
 from bench.routing.report import cells_of, goals
+from bench.routing.rows import Row, mean_row
 from bench.routing.traces import TraceError
-from bench.routing.workloads import SPECS
+from bench.routing.workloads import SPECS, OpenLoop
+from epp.config.policy import DEFAULT_POLICY, RuleName
+from epp.picker.prefix_index.integrity import check_integrity
+from model_server.sim.fleet import Change, Fleet, FleetPlan
 
 TINY = Setting(num_servers=3, scale=0.02)
+
+
 RATES = {"b2b": (2.0, 0.0), "hot": (4.0, 0.0), "lora": (5.0, 0.0), "chat": (3.0, 12.0)}
 
 
@@ -127,3 +143,118 @@ def test_a_ratio_has_its_error_over_the_seeds() -> None:
     assert "| rr 1.50 | 1.07 ± 0.05 | rr 1.00 | 1.00 ± 0.00 |" in line
     assert over_all.startswith("| all | | | | | 1.07 ± 0.05 |")
     assert reached.endswith("Goodput is under the best other's by 0.03 or more at 1.")
+
+
+SPEED = Speed(alone_tokens_per_s=400.0, together_tokens_per_s=200.0, step_s=0.1)
+
+
+@pytest.mark.parametrize("rule", vllm.DEFAULTS)
+def test_the_conversations_run_in_the_simulator_by_every_rule(rule: RuleName) -> None:
+    first, again = (
+        vllm.simulated(rule, setting=vllm.SETTING, seed=1, seconds=30.0, speed=SPEED) for _ in range(2)
+    )
+    assert first == again
+    assert first.requests > 20
+    assert first.hit_ratio > 0.2
+
+
+SCALE = 0.5
+
+
+SEEDS = (1, 2)
+
+
+"""In shorter runs caches are still cold, and the spread of load differs by half between seeds."""
+
+
+def row(capacity: tuple[float, float], *, replicas: int, share_delay_s: float | None = None) -> Row:
+    setting = Setting(scale=SCALE, replicas=replicas, share_delay_s=share_delay_s)
+    runs = [
+        Run(
+            workload="b2b",
+            rule="least-cost",
+            load=0.9,
+            seed=seed,
+            setting=setting,
+            capacity_per_s=capacity[0],
+            unloaded_s=capacity[1],
+        )
+        for seed in SEEDS
+    ]
+    return mean_row([simulate(run).row for run in runs])
+
+
+@pytest.mark.slow
+def test_four_replicas_that_share_hit_and_spread_load_like_one_replica() -> None:
+    capacity = calibrate("b2b", Setting(scale=SCALE))
+    one = row(capacity, replicas=1)
+    four = row(capacity, replicas=4, share_delay_s=0.05)
+    alone = row(capacity, replicas=4)
+    assert four.hit_ratio >= 0.97 * one.hit_ratio
+    assert four.load_cov <= 1.2 * one.load_cov
+    assert four.completed >= one.completed - 0.01, "requests that still run at the end are not completed"
+    assert alone.hit_ratio < 0.9 * one.hit_ratio, "otherwise this workload would show nothing"
+
+
+@pytest.mark.slow
+def test_pickers_that_share_and_pickers_apart_serve_many_servers() -> None:
+    row, sent = scale.run(2, share=True, servers=16, rate_per_s=160, seconds=2)
+    assert row.completed == 1.0
+    assert sent > 30
+    _, apart = scale.run(2, share=False, servers=16, rate_per_s=160, seconds=2)
+    assert apart == 0
+
+
+def a_run(*, replicas: int = 1, changes: tuple[Change, ...] = ()) -> tuple[PickerRouter, Fleet]:
+    spec = SPECS["b2b"]
+    assert spec.make is not None
+    router = PickerRouter(DEFAULT_POLICY, seed=3, replicas=replicas)
+    plan = FleetPlan(shape=shape_of(spec), num_servers=3, num_scrapers=replicas, changes=changes)
+    workload = OpenLoop(spec.make(random.Random(3), 120), rate_per_s=3.0)
+    return router, Fleet(plan, router=router, workload=workload, rng=random.Random(3))
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize(
+    "changes", [(), (Change(at_s=15.0, restart="pod-1"), Change(at_s=20.0, add="pod-9"))]
+)
+def test_everything_booked_is_released(replicas: int, changes: tuple[Change, ...]) -> None:
+    router, fleet = a_run(replicas=replicas, changes=changes)
+    outcome = fleet.run()
+    assert len(outcome.records) == 120
+    for picker in router.pickers:
+        picker.fleet.check_integrity()
+        check_integrity(picker.caches.table)
+        assert all(state.in_flight == 0 for state in picker.fleet.states())
+
+
+def test_the_picker_learns_the_servers_speed_from_their_pages() -> None:
+    router, fleet = a_run()
+    fleet.run()
+    rates = [state.tokens_per_s for state in router.pickers[0].fleet.states()]
+    assert all(2000 < rate < 8000 for rate in rates), (
+        "below the rate of an empty context, because prompts are long"
+    )
+
+
+def test_loading_adapters_does_not_make_the_servers_seem_slow() -> None:
+    spec = SPECS["lora"]
+    assert spec.make is not None
+    adapters = frozenset(f"lora-{n}" for n in range(spec.adapters))
+    router = PickerRouter(DEFAULT_POLICY, seed=3, adapters=adapters)
+    plan = FleetPlan(shape=shape_of(spec), num_servers=3)
+    workload = OpenLoop(spec.make(random.Random(3), 400), rate_per_s=2.0)
+    outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(3)).run()
+    assert outcome.adapter_loads > 100
+    rates = [state.tokens_per_s for state in router.pickers[0].fleet.states()]
+    assert all(5000 < rate < 8000 for rate in rates), "the rate would be 4,000 if loads counted as prefill"
+
+
+def test_the_pickers_table_has_the_capacity_of_each_server() -> None:
+    router, fleet = a_run()
+    fleet.run()
+    table = router.pickers[0].caches.table
+    for name, engine in fleet.engines.items():
+        mirror = next(n for n in table.mirrors if n == name)
+        capacity_bytes = engine.shape.capacity_tokens * 4
+        assert table.mirrors[mirror].capacity_bytes == pytest.approx(capacity_bytes, rel=0.05)

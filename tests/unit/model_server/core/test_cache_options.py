@@ -1,13 +1,31 @@
-"""Blocks that are allocated before they are needed, and wrong options."""
+"""Blocks that are allocated before they are needed, and wrong options. An observer of the cache hears of
+exactly the blocks that the cache holds. The longest common beginning among cached blocks is found without
+looking at all of them. Row 000-2's test compares what is found with a dictionary of prefixes. Row 002-8:
+blocks that were computed after a selective load are kept apart from exact KV, and subscribers do not hear
+of them.
+"""
 
 from __future__ import annotations
 
-import pytest
+import dataclasses
+import random
+from collections import Counter
+from typing import ClassVar
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_server.core.blocks import Block, BlockId
 from model_server.core.cache_options import CacheOptions
+from model_server.core.engine import Engine, EngineConfig, StepResult
+from model_server.core.hashing import HASH_ALGORITHMS, BlockHash, BlockHasher, HashAlgorithm, PrefixScope
 from model_server.core.kv_cache import CachedPrefix, KVCacheManager
-from model_server.core.partial_cache import make_manager
-from model_server.core.request import Request, TokenId
+from model_server.core.partial_cache import Beginnings, make_manager
+from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
+from model_server.core.scheduler import SchedulerLimits, StepPlan
+from model_server.runners.cost import CostModel, CostRunner
+from model_server.tiers.settings import SelectionSettings
 from tests.harness.engine_requests import block_ids, request_of
 
 
@@ -85,3 +103,197 @@ def test_blocks_over_the_bound_on_unused_blocks_are_emptied_and_not_lost() -> No
 def test_invalid_options_are_refused_by_name(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"|".join(str(part) for item in wrong.items() for part in item)):
         CacheOptions(**wrong)  # type: ignore[arg-type]  # as from a command line
+
+
+SIZE = 4
+
+
+class ConstantRunner:
+    def execute(self, plan: StepPlan) -> StepResult:
+        return StepResult([TokenId(7) if chunk.samples else None for chunk in plan.chunks], 1.0)
+
+
+class Mirror:
+    """The copies of each hash, known only from what the observer hears."""
+
+    def __init__(self) -> None:
+        self.copies: Counter[BlockHash] = Counter()
+        self.spans: list[tuple[int, int]] = []
+
+    def stored(self, request: Request, *, first: int, end: int) -> None:
+        assert 0 <= first < end <= len(request.block_hashes)
+        assert end * SIZE <= len(request.token_ids)
+        self.spans.append((first, end))
+        self.copies.update(request.block_hashes[first:end])
+
+    def removed(self, block_hash: BlockHash) -> None:
+        self.copies[block_hash] -= 1
+        assert self.copies[block_hash] >= 0
+
+    def cleared(self) -> None:
+        self.copies.clear()
+
+
+def constant_engine(num_blocks: int) -> Engine:
+    limits = SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=16)
+    config = EngineConfig(
+        num_blocks=num_blocks, block_size_tokens=SIZE, eos_token_id=TokenId(0), limits=limits
+    )
+    return Engine(config, ConstantRunner())
+
+
+def cached_hashes(engine: Engine) -> Counter[BlockHash]:
+    return Counter(b.block_hash for b in engine.kv_cache.pool.blocks if b.block_hash is not None)
+
+
+def test_a_block_of_prompt_or_answer_is_reported_when_it_is_full() -> None:
+    engine, mirror = constant_engine(20), Mirror()
+    engine.kv_cache.observer = mirror
+    engine.add(request_of(9, name="a", max_tokens=5))
+    now = 0.0
+    while engine.num_unfinished:
+        _, now = engine.step(now=now)
+    assert mirror.spans == [(0, 2), (2, 3)]
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 30), st.integers(1, 12)),
+        st.tuples(st.just("step"), st.just(0), st.just(0)),
+        st.tuples(st.just("abort"), st.integers(0, 20), st.just(0)),
+        st.tuples(st.just("reset"), st.just(0), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@given(steps)
+def test_after_any_events_the_mirror_holds_each_hash_as_often_as_the_cache(
+    actions: list[tuple[str, int, int]],
+) -> None:
+    engine, mirror = constant_engine(12), Mirror()
+    engine.kv_cache.observer = mirror
+    added, now = 0, 0.0
+    for action, first, second in actions:
+        match action:
+            case "add":
+                engine.add(request_of(first, name=str(added), max_tokens=second))
+                added += 1
+            case "step" if engine.num_unfinished:
+                _, now = engine.step(now=now)
+            case "abort":
+                engine.abort(RequestId(str(first)))
+            case "reset":
+                engine.kv_cache.reset_prefix_cache()
+        assert +mirror.copies == cached_hashes(engine)
+
+
+class ComparedToken(int):
+    """A token that counts how often it is compared."""
+
+    comparisons: ClassVar[int] = 0
+
+    def __eq__(self, other: object) -> bool:
+        ComparedToken.comparisons += 1
+        return int.__eq__(self, int(other))  # type: ignore[call-overload]  # tokens alone are compared here
+
+    def __lt__(self, other: int) -> bool:
+        ComparedToken.comparisons += 1
+        return int.__lt__(self, int(other))
+
+    __hash__ = int.__hash__
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["look up", "add"])
+def test_sixteen_times_as_many_blocks_take_only_a_few_more_comparisons(kind: str) -> None:
+    worst = {}
+    for number in (500, 8000):
+        rng, index = random.Random(3), Beginnings()
+
+        def block_of(rng: random.Random = rng) -> tuple[TokenId, ...]:
+            return tuple(TokenId(ComparedToken(token)) for token in (7, *rng.choices(range(50_000), k=14)))
+
+        for block_id in range(number):
+            index.add(block_of(), Block(BlockId(block_id)))
+        worst[number] = 0
+        for block_id in range(number, number + 50):
+            tokens = block_of()
+            ComparedToken.comparisons = 0
+            if kind == "look up":
+                index.longest(tokens)
+            else:
+                index.add(tokens, Block(BlockId(block_id)))
+            worst[number] = max(worst[number], ComparedToken.comparisons)
+    print(f"\n{kind}: at most {worst[500]} comparisons of tokens at 500 blocks, {worst[8000]} at 8,000")
+    assert worst[500] < 120
+    assert worst[8000] <= 1.6 * worst[500]  # a scan takes 16 times as many
+
+
+PROMPT = [TokenId(token) for token in range(100, 164)]
+
+
+SELECTIVE = SelectionSettings(ratio=0.25).cache_key
+
+
+@dataclasses.dataclass
+class ReportedBlocks:
+    stored_hashes: list[BlockHash] = dataclasses.field(default_factory=list)
+    removed_hashes: list[BlockHash] = dataclasses.field(default_factory=list)
+
+    def stored(self, request: Request, *, first: int, end: int) -> None:
+        self.stored_hashes += request.block_hashes[first:end]
+
+    def removed(self, block_hash: BlockHash) -> None:
+        self.removed_hashes.append(block_hash)
+
+    def cleared(self) -> None:
+        raise AssertionError("nobody clears")
+
+
+def add_request(
+    engine: Engine, name: str, *, approximation: str = "", prompt: list[TokenId] = PROMPT
+) -> Request:
+    request = Request(RequestId(name), list(prompt), max_tokens=2, arrival_s=0.0, approximation=approximation)
+    engine.add(request)
+    while engine.num_unfinished:
+        engine.step(now=0.0)
+        engine.kv_cache.check_integrity()
+    return request
+
+
+@pytest.mark.parametrize("algorithm", HASH_ALGORITHMS)
+def test_002_8_no_block_of_an_approximate_prefix_has_hash_of_exact_block(
+    algorithm: HashAlgorithm,
+) -> None:
+    chains = []
+    for scope in (
+        PrefixScope(),
+        PrefixScope(cache_salt=SELECTIVE),
+        PrefixScope(approximation="sel:0.25"),
+        PrefixScope(approximation="sel:0.5"),
+        PrefixScope("a", "/a"),
+        PrefixScope("a", "/a", approximation="sel:0.5"),
+    ):
+        chain: list[BlockHash] = []
+        hasher = BlockHasher(algorithm, block_size_tokens=16)
+        hasher.extend(chain, PROMPT, num_blocks=4, scope=scope)
+        chains.append(chain)
+    assert len({block for chain in chains for block in chain}) == 24
+
+
+def test_002_8_no_exact_request_and_no_event_names_approximate_blocks() -> None:
+    config = EngineConfig(num_blocks=12, block_size_tokens=16, eos_token_id=NO_TOKEN)
+    engine = Engine(config, CostRunner(CostModel(), max_loras=1, next_token=lambda _: TokenId(7)))
+    heard = engine.kv_cache.observer = ReportedBlocks()
+    selective = add_request(engine, "selective", approximation=SELECTIVE)
+    assert not heard.stored_hashes
+    assert add_request(engine, "exact").num_cached_tokens == 0
+    assert add_request(engine, "exact again").num_cached_tokens == 48
+    assert add_request(engine, "selective again", approximation=SELECTIVE).num_cached_tokens == 48
+    assert add_request(engine, "another ratio", approximation="sel:0.5").num_cached_tokens == 0
+    for turn in range(4):
+        add_request(engine, str(turn), prompt=[TokenId(1000 * turn + token) for token in range(1, 161)])
+    assert heard.removed_hashes, "the pool is small"
+    assert set(heard.removed_hashes) <= set(heard.stored_hashes)
+    assert set(selective.block_hashes).isdisjoint(heard.stored_hashes)

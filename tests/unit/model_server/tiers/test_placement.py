@@ -1,11 +1,17 @@
-"""Row 002-4: which chunks the fast tiers keep."""
+"""Row 002-4: which chunks the fast tiers keep. The radix tree of stored prefixes, compared with a plain set
+of prefixes. Which nodes are reordered, and in which order their tokens are stored then.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
+from model_server.core.hashing import BlockHash
+from model_server.tiers.learnt import Learnt
+from model_server.tiers.nodes import Node, PrefixTree
 from model_server.tiers.placement import (
     SCORES,
     ChunkUse,
@@ -14,6 +20,8 @@ from model_server.tiers.placement import (
     by_product,
     by_uses_and_importance,
 )
+from tests.harness.engine_requests import block_hashes_of
+from tests.unit.model_server.tiers.stored_prefixes import LAYOUT, chain
 
 
 def by_uses(use: ChunkUse) -> float:
@@ -168,3 +176,132 @@ def test_002_4_a_node_with_a_higher_score_evicts_chunks_of_another_node() -> Non
     tiers: TieredPlacement[str] = TieredPlacement([1], score=by_product)
     tiers.use("a", size_bytes=1, num_important=2, node="a")
     assert tiers.use("b", size_bytes=1, num_important=3, node="b") == (1, {"b": 0, "a": 1})
+
+
+def pairs(tokens: Sequence[int]) -> list[BlockHash]:
+    """Return the hashes of blocks of two tokens."""
+    return block_hashes_of(tokens, block_tokens=2, algorithm="sha256_cbor")
+
+
+def insert(tree: PrefixTree, hashes: Sequence[BlockHash]) -> Node | None:
+    """Add the missing blocks, as the store does. Return the new node."""
+    found = tree.match(hashes)
+    covered = sum(match.num_blocks for match in found)
+    parent = hashes[covered - 1] if covered else None
+    return (
+        tree.attach(hashes[covered:], first_block=covered, parent_hash=parent) if hashes[covered:] else None
+    )
+
+
+def test_a_prefix_is_found_as_far_as_any_stored_prefix_shares_it() -> None:
+    rng = random.Random(1)
+    tree = PrefixTree()
+    known: set[BlockHash] = set()
+    for _ in range(300):
+        hashes = pairs([rng.randrange(2) for _ in range(2 * rng.randrange(1, 8))])
+        expected = sum(block in known for block in hashes)
+        assert sum(match.num_blocks for match in tree.match(hashes)) == expected
+        insert(tree, hashes)
+        tree.check_integrity()
+        known.update(hashes)
+    assert sum(len(node.hashes) for node in tree) == len(known)
+
+
+def test_a_prefix_that_leaves_in_the_middle_follows_that_block() -> None:
+    tree = PrefixTree()
+    one, other = pairs([1, 2, 3, 4, 5, 6]), pairs([1, 2, 9, 9])
+    insert(tree, one)
+    added = insert(tree, other)
+    assert added is not None
+    assert (added.hashes, added.first_block, added.parent_hash) == (tuple(other[1:]), 1, one[0])
+    assert [(match.node.name, match.num_blocks) for match in tree.match(other)] == [
+        (one[0], 1),
+        (other[1], 1),
+    ]
+    assert [match.num_blocks for match in tree.match(one)] == [3], "the node that it left stays whole"
+    tree.check_integrity()
+
+
+def test_removed_leaves_can_be_inserted_again_at_their_place() -> None:
+    tree = PrefixTree()
+    one, longer = pairs([1, 2, 3, 4]), pairs([1, 2, 3, 4, 5, 6])
+    insert(tree, one)
+    leaf = insert(tree, longer)
+    assert leaf is not None
+    tree.remove(leaf)
+    tree.check_integrity()
+    assert len(tree) == 1
+    assert tree.attach(leaf.hashes, first_block=2, parent_hash=one[1]) is not None
+    assert tree.attach(leaf.hashes, first_block=2, parent_hash=one[1]) is None, "the node is in the tree"
+    assert tree.attach([BlockHash(b"x")], first_block=3, parent_hash=BlockHash(b"away")) is None
+    assert tree.attach([BlockHash(b"x")], first_block=3, parent_hash=None) is None
+    tree.check_integrity()
+    assert sum(match.num_blocks for match in tree.match(longer)) == 3
+
+
+BLOCKS = tuple(chain(range(16)))
+
+
+def weights(num_blocks: int, *, start: int = 0) -> list[list[float]]:
+    """Later tokens are more important."""
+    tokens = range(start * LAYOUT.block_tokens, (start + num_blocks) * LAYOUT.block_tokens)
+    return [[float(layer + token) for token in tokens] for layer in range(2)]
+
+
+def fresh() -> Learnt:
+    return Learnt(num_layers=2, block_tokens=LAYOUT.block_tokens)
+
+
+def test_a_node_is_due_after_two_requests_and_at_each_doubling() -> None:
+    learnt, due_after = fresh(), []
+    for request in range(1, 20):
+        learnt.record(BLOCKS, weights(4))
+        learnt.check_integrity()
+        if (name := learnt.next_due()) is not None:
+            assert name == BLOCKS[0]
+            assert learnt.orders(BLOCKS) is not None
+            due_after.append(request)
+        assert learnt.next_due() is None, "a node is due once"
+    assert due_after == [2, 4, 8, 16]
+
+
+def test_a_node_with_other_blocks_starts_without_importance() -> None:
+    learnt = fresh()
+    learnt.record(BLOCKS[:1], weights(1))
+    learnt.record(BLOCKS, weights(4))
+    learnt.check_integrity()
+    assert learnt.known(BLOCKS[:1]) is None
+    again = learnt.known(BLOCKS)
+    assert again is not None
+    assert again.num_requests == 1
+    orders = learnt.orders(BLOCKS)
+    assert orders is not None
+    assert orders[0].stored() == list(reversed(range(16)))
+
+
+def test_requests_that_use_the_beginning_of_a_node_count_for_its_beginning() -> None:
+    learnt = fresh()
+    learnt.record(BLOCKS, weights(4))
+    learnt.record(BLOCKS, [[layer + 2.0 for layer in own] for own in weights(2)])
+    learnt.check_integrity()
+    importance = learnt.known(BLOCKS)
+    assert importance is not None
+    assert list(importance.means(0)) == [*(token + 1.0 for token in range(8)), *weights(4)[0][8:]]
+    assert importance.num_requests == 2
+    assert learnt.next_due() == BLOCKS[0]
+    with pytest.raises(ValueError, match="2 layers and at most 16 tokens"):
+        importance.record(weights(5))
+
+
+def test_the_importance_of_removed_nodes_is_forgotten() -> None:
+    learnt = fresh()
+    for _ in range(2):
+        learnt.record(BLOCKS[:1], weights(1))
+        learnt.record(BLOCKS[1:], weights(3))
+    learnt.orders(BLOCKS[1:])
+    learnt.keep([BLOCKS[0]])
+    learnt.check_integrity()
+    assert learnt.known(BLOCKS[1:]) is None
+    assert learnt.orders(BLOCKS[1:]) is None
+    assert learnt.next_due() == BLOCKS[0]
+    assert learnt.next_due() is None

@@ -1,16 +1,28 @@
-"""What people see of the misses: the causes by size."""
+"""What people see of the misses: the causes by size. The sums of missed tokens over the last minutes. The
+list of causes that all pages and commands show. The sample of chunks that remembers where each chunk was
+sent, in bounded memory.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
+import re
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
+from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import PolicySpec
+from epp.config.settings import Config
+from epp.observe.misses.accounts import CAUSES, EVICTED, NEW, TAIL, Accounts
 from epp.observe.misses.command import table
 from epp.observe.misses.explaining import Explaining
+from epp.observe.misses.seen import Seen, SentPrompt
+from epp.observe.telemetry.catalog import METRICS
 from epp.picker.picker import Picker
 from tests.unit.observe.misses.answered import served
 from tests.unit.picker.picker_questions import a_picker, endpoints, text
@@ -84,3 +96,125 @@ async def test_the_account_is_split_by_policy() -> None:
     assert second["hit_ratio"] > 0.9
     assert "second (round-robin): " in table(told)
     assert "second" not in table({**told, "policies": [second]})
+
+
+A, B = EndpointName("a"), EndpointName("b")
+
+
+def test_all_causes_are_listed_in_order_of_size() -> None:
+    accounts = Accounts()
+    bucket = accounts.bucket(now=100.0)
+    bucket.miss(TAIL, 5)
+    bucket.miss(EVICTED, 20, server=A)
+    bucket.miss(EVICTED, 30, server=B)
+    found = accounts.over(60.0, now=105.0).by_cause()
+    assert [(part.cause, part.tokens) for part in found[:2]] == [(EVICTED, 50), (TAIL, 5)]
+    assert list(found[0].servers.items()) == [(B, 30), (A, 20)]
+    assert {part.cause for part in found} == set(CAUSES)
+
+
+def test_only_buckets_that_began_within_the_window_count() -> None:
+    accounts = Accounts()
+    for at in (0.0, 9.0, 10.0, 25.0):
+        bucket = accounts.bucket(now=at)
+        bucket.request("default", prompt_tokens=10, matched_tokens=4)
+        bucket.miss(NEW, 6)
+    assert accounts.bucket(now=29.0) is bucket, "a bucket lasts for ten seconds"
+    found = accounts.over(20.0, now=30.0)
+    assert found.total() == (2, 20, 8)
+    assert found.by_cause()[0].tokens == 12
+    assert accounts.over(900.0, now=30.0).total().requests == 4
+    assert accounts.over(900.0, now=30.0).began_at == 0.0
+
+
+def test_buckets_older_than_fifteen_minutes_are_dropped() -> None:
+    accounts = Accounts()
+    for n in range(200):
+        accounts.bucket(now=10.0 * n).request("default", prompt_tokens=10, matched_tokens=4)
+    assert accounts.over(1e9, now=2000.0).total().requests == 90
+
+
+def test_beyond_the_bound_tokens_count_without_their_server() -> None:
+    accounts = Accounts()
+    bucket = accounts.bucket(now=0.0)
+    for n in range(2500):
+        bucket.miss(EVICTED, 1, server=EndpointName(f"s{n}"))
+    bucket.miss(EVICTED, 1, server=EndpointName("s0"))
+    part = accounts.over(60.0, now=1.0).by_cause()[0]
+    assert part.tokens == 2501
+    assert len(part.servers) == 2000
+    assert part.servers[EndpointName("s0")] == 2
+
+
+ADVICE = " ".join(cause.advice for cause in CAUSES)
+
+
+def test_each_cause_has_its_own_name_a_title_and_an_advice() -> None:
+    assert len({cause.name for cause in CAUSES}) == len({cause.title for cause in CAUSES}) == len(CAUSES)
+    assert all(cause.advice.endswith(".") and not cause.title.endswith(".") for cause in CAUSES)
+
+
+def test_the_settings_and_metrics_that_an_advice_names_exist() -> None:
+    known = [msgspec.json.encode(PolicySpec()).decode(), msgspec.json.encode(Config()).decode()]
+    named = re.findall(r"\b([a-z]+)\.([a-z]+[A-Z][A-Za-z]*)", ADVICE)
+    assert ("cost", "uncachedTokenWeight") in named
+    for section, field in named:
+        if section != "sharing":  # a section that is off by default
+            assert any(f'"{section}":{{' in text and f'"{field}":' in text for text in known), field
+    metrics = set(re.findall(r"\bepp_\w+", ADVICE))
+    assert metrics <= {metric.name for metric in METRICS}
+    assert metrics
+
+
+def test_the_page_about_the_hit_rate_explains_every_cause() -> None:
+    page = Path("docs/hit-rate.md").read_text()
+    assert [cause.name for cause in CAUSES if f"`{cause.name}`" not in page] == []
+
+
+A = EndpointName("a")
+
+
+MOST = 32_768
+
+
+def test_memory_is_bounded_and_the_sample_stays_the_same_for_every_chunk() -> None:
+    seen, rng = Seen(), random.Random(1)
+    chunks = [ChunkHash(rng.getrandbits(64)) for _ in range(20 * MOST)]
+    for n in range(0, len(chunks), 1000):
+        seen.note(chunks[n : n + 1000], SentPrompt(A, 0, n / 1000))
+        if n % 50_000 == 0:
+            seen.check_integrity()
+    assert seen.one_in == 32
+    sampled = seen.sampled(chunks)
+    assert len(sampled) == pytest.approx(len(chunks) / 32, rel=0.05)
+    assert all(seen.get(chunk) is not None for chunk in sampled), "no prompt of the sample is forgotten"
+
+
+def test_old_chunks_are_dropped_before_the_sample_is_made_smaller() -> None:
+    seen = Seen()
+    for n in range(0, 4 * MOST, 1024):
+        seen.note([ChunkHash(n + k) for k in range(1024)], SentPrompt(A, 0, n / 4.0))
+    seen.check_integrity()
+    assert seen.one_in == 1
+    assert seen.get(ChunkHash(4 * MOST - 1)) is not None
+    assert seen.get(ChunkHash(1)) is None
+
+
+def test_a_chunk_is_remembered_at_the_last_server_that_got_it() -> None:
+    seen = Seen()
+    first, second = (SentPrompt(EndpointName(name), 0, at) for name, at in (("a", 1.0), ("b", 2.0)))
+    seen.note([ChunkHash(1), ChunkHash(2)], first)
+    seen.note([ChunkHash(2)], second)
+    assert [seen.get(ChunkHash(n)) for n in (1, 2, 3)] == [first, second, None]
+    assert seen.none_of([ChunkHash(3)])
+    assert not seen.none_of([ChunkHash(3), ChunkHash(1)])
+
+
+def test_a_chunk_that_is_sent_again_is_not_the_oldest_any_more() -> None:
+    seen = Seen()
+    seen.note([ChunkHash(n) for n in range(MOST)], SentPrompt(A, 0, 0.0))
+    seen.note([ChunkHash(1)], SentPrompt(A, 0, 5000.0))
+    seen.note([ChunkHash(MOST)], SentPrompt(A, 0, 5001.0))
+    seen.check_integrity()
+    assert seen.get(ChunkHash(1)) is not None
+    assert seen.get(ChunkHash(2)) is None

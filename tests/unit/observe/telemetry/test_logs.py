@@ -1,9 +1,15 @@
-"""Log lines: one for each event, whatever the event contains."""
+"""Log lines: one for each event, whatever the event contains. Logging never delays its caller, and reports
+how many lines it left out.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from tempfile import TemporaryFile
 from typing import Literal
@@ -12,7 +18,7 @@ import pytest
 from hpack import Decoder, Encoder
 
 from epp.config.settings import Log
-from epp.observe.telemetry.logs import setup_logging
+from epp.observe.telemetry.logs import QueuedHandler, TextFormatter, setup_logging
 
 pytestmark = pytest.mark.usefixtures("restored_root")
 
@@ -95,3 +101,89 @@ def test_a_line_has_a_bounded_length_whatever_is_logged(form: Literal["json", "t
     line = logged(form, "bad id %s", "x" * 10**6, request_id="y" * 10**6)
     assert len(line) < 10_000
     assert line.endswith("\n")
+
+
+def record(text: str, *args: object, line: int = 1) -> logging.LogRecord:
+    return logging.LogRecord("epp.test", logging.INFO, "a.py", line, text, args, None)
+
+
+def a_handler(descriptor: int) -> QueuedHandler:
+    handler = QueuedHandler(descriptor)
+    handler.setFormatter(TextFormatter())
+    return handler
+
+
+def test_a_stalled_reader_does_not_block_the_picker() -> None:
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end, encoding="utf-8") as reader:
+        handler = a_handler(write_end)
+        for n in range(4_000):
+            # a pipe holds 64 KiB: a write would block for ever
+            handler.handle(record("%d %s", n, "x" * 200, line=n))
+        assert handler.counts.dropped >= 1_000
+        lines: list[str] = []
+        reading = threading.Thread(target=lambda: lines.extend(reader), daemon=True)
+        reading.start()
+        handler.flush()
+        handler.handle(record("after"))
+        handler.close()
+        os.close(write_end)
+        reading.join(60)
+    numbers = [int(line.split()[3]) for line in lines if "after" not in line]
+    assert numbers == sorted(numbers)
+    assert len(numbers) + handler.counts.dropped == 4_000
+    told = [int(line.split("lines_dropped=")[1]) for line in lines if "lines_dropped=" in line]
+    assert sum(told) == handler.counts.dropped
+    assert "after lines_dropped=" in lines[-1]
+
+
+def test_a_place_that_logs_very_many_lines_is_left_out_for_a_while() -> None:
+    with TemporaryFile("r+") as file:
+        handler = a_handler(file.fileno())
+        for n in range(107):
+            handler.handle(record("refused: %d", n))
+        handler.handle(record("another place", line=2))
+        assert handler.counts.repeated == 7
+        handler.close()
+        file.seek(0)
+        told = [line.partition("epp.test: ")[2].strip() for line in file]
+    assert told == [
+        *(f"refused: {n}" for n in range(99)),
+        "refused: 99 more_left_out_for_s=10",
+        "another place",
+    ]
+
+
+def test_the_window_of_repeated_lines_ends_by_itself() -> None:
+    handler = a_handler(-1)
+    assert [handler.lines_of(record("a"), now=now) for now in (1.0, 2.0, 10.9, 11.0)] == [1, 2, 3, 1]
+    handler.close()
+
+
+def test_a_closed_stream_and_a_value_without_text_raise_nothing() -> None:
+    class Broken:
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    handler = a_handler(-1)
+    handler.handle(record("%s", Broken()))
+    handler.handle(record("to nobody"))
+    handler.close()
+    assert handler.counts.dropped == 2
+
+
+STALLED = """
+import logging
+from epp.config.settings import Log
+from epp.observe.telemetry.logs import setup_logging
+setup_logging(Log())
+for n in range(5000):
+    logging.getLogger("epp").error("%d %s", n, "x" * 1000)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_with_an_unread_standard_error_ends_with_its_own_status() -> None:
+    with subprocess.Popen([sys.executable, "-c", STALLED], stderr=subprocess.PIPE) as process:
+        assert process.wait(60) == 0
+        assert process.stderr is not None

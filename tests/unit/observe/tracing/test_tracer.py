@@ -1,13 +1,22 @@
-"""The picks that have a span, the parent of the span, and its content."""
+"""The picks that have a span, the parent of the span, and its content. The attributes of a span: what a
+decision knows, and nothing that is unknown. The configuration and OpenTelemetry's own variables turn
+tracing on or off and give its bounds.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import (
     ALWAYS_ON,
@@ -15,14 +24,23 @@ from opentelemetry.sdk.trace.sampling import (
     Sampler,
 )
 
+from epp.base.errors import ConfigError
+from epp.base.types import EndpointName
+from epp.observe.tracing import start
 from epp.observe.tracing.start import processor_of
-from epp.observe.tracing.tracer import Tracer
+from epp.observe.tracing.tracer import Tracer, attributes_of, error_of
 from epp.picker.events import Pick
-from tests.unit.observe.telemetry.records import THERE, began, decision, ended, pick
+from tests.unit.observe.telemetry.records import HERE, THERE, began, decision, ended, pick
 
 TRACE, SPAN = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
+
+
 CALLER = f"00-{TRACE:032x}-{SPAN:016x}-01"
+
+
 UNSAMPLED = f"00-{TRACE:032x}-{SPAN:016x}-00"
+
+
 AT = 1_700_000_000.0
 
 
@@ -141,3 +159,148 @@ def test_the_tracer_keeps_no_decision_of_ended_requests() -> None:
     assert len(traces.arrived()) == 10
     after = sys.getrefcount(kept.decision)
     assert after == before
+
+
+PAGE = Path("docs/tracing.md").read_text()
+
+
+def test_unknown_values_are_left_out() -> None:
+    found = attributes_of(decision(model=""))
+    assert (found["server.address"], found["server.port"]) == (HERE.host, HERE.port)
+    assert not {"gen_ai.request.model", "http.response.status_code", "error.type"} & found.keys()
+    assert "prefix_gateway.first_token_seconds" not in found
+    assert all(value is not None for value in found.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation"),
+    [("chat", "chat"), ("completions", "text_completion"), ("embeddings", "embeddings"), ("score", "score")],
+)
+def test_the_operation_has_the_name_of_the_conventions_or_else_our_own(kind: str, operation: str) -> None:
+    told = decision()
+    told.kind = kind
+    assert attributes_of(told)["gen_ai.operation.name"] == operation
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "error"),
+    [
+        (200, "ended", ""),
+        (404, "ended", ""),
+        (500, "ended", "500"),
+        (None, "failed", "failed"),
+        (200, "aborted", ""),
+    ],
+)
+def test_only_faults_of_servers_are_errors(status: int | None, outcome: str, error: str) -> None:
+    told = decision()
+    told.status, told.outcome = status, outcome
+    assert error_of(told) == error
+
+
+def test_every_attribute_is_documented() -> None:
+    told = decision(adapter="sql")
+    told.served, told.served_by, told.status, told.outcome = THERE, EndpointName("other"), 503, "failed"
+    told.headers_s, told.ttft_s, told.cached_tokens, told.unread = 0.1, 0.2, 5, "encoded_body"
+    names = attributes_of(told).keys()
+    # The page shortens a second name of a row to its last part.
+    shown = {
+        name for name in names if f"`{name}`" in PAGE or f"`.{name.removeprefix('prefix_gateway.')}`" in PAGE
+    }
+    assert names - shown == set()
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("variables", "on"),
+    [
+        ({}, True),
+        ({"OTEL_SDK_DISABLED": " TRUE "}, False),
+        ({"OTEL_SDK_DISABLED": "false"}, True),
+        ({"OTEL_TRACES_EXPORTER": "none"}, False),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, True),
+    ],
+)
+def test_the_environment_may_turn_off_what_the_configuration_turns_on(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], *, on: bool
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert start.on(True) is on
+    assert start.on(False) is False
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [
+        ("OTEL_TRACES_EXPORTER", "jaeger", "'jaeger' is not known here; set otlp or none"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier", "set one of grpc, http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "carrier", "set one of grpc, http/protobuf"),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_named_before_the_start(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, fault: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"tracing: {name}: .*{fault}") as caught:
+        start.require(True)
+    assert len(str(caught.value)) < 200
+
+
+def test_invalid_variables_are_ignored_if_tracing_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "none")
+    start.require(False)
+
+
+def test_bounds_that_the_batch_processor_refuses_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "0")
+    with pytest.raises(ConfigError, match=r"tracing: OTEL_BSP_.*max_queue_size must be"):
+        start.processor_of(PatientCollector())
+
+
+def test_importing_this_module_loads_nothing_of_opentelemetry() -> None:
+    code = "import epp.observe.tracing.start, sys; print([m for m in sys.modules if m.startswith('opentelemetry')])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
+
+
+class PatientCollector(SpanExporter):
+    """Answers a batch when the test lets it."""
+
+    def __init__(self) -> None:
+        self.asked, self.free = threading.Event(), threading.Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.asked.set()
+        self.free.wait()
+        return SpanExportResult.FAILURE
+
+    def shutdown(self) -> None:
+        self.free.set()
+
+
+def tracer_to(collector: SpanExporter, monkeypatch: pytest.MonkeyPatch) -> Tracer:
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
+    return Tracer(TracerProvider(ALWAYS_ON, shutdown_on_exit=False), start.processor_of(collector))
+
+
+def send_one(tracer: Tracer) -> None:
+    made = pick()
+    tracer.on_event(began(made))
+    tracer.on_event(ended(made))
+
+
+async def test_tracing_stops_although_the_collector_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    collector = PatientCollector()
+    tracer = tracer_to(collector, monkeypatch)
+    send_one(tracer)
+    assert collector.asked.wait(10)
+    await start.stop(tracer.processor)
+    assert collector.free.is_set(), "the sending was ended"

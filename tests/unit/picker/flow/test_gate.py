@@ -1,10 +1,12 @@
 """How all waiting requests go when flow control ends: at a drain, or because the policy holds nothing any
-more.
+more. The queue of one base model: its forecasts are the picker's own choices, and people see its figures.
+What flow control reads of a request's headers, and which of these headers no server sees.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 import pytest
 from msgspec.structs import replace
@@ -14,14 +16,20 @@ from epp.base.types import ApiKind, InferenceRequest
 from epp.config.flow import Flow, WaitingSettings
 from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
-from epp.picker.decision import Question
+from epp.picker.decision import DIRECT, Question
 from epp.picker.events import Pick
-from epp.picker.gate import FlowClaim, Gate, WaitingRequest
+from epp.picker.flow.control import Forecast
+from epp.picker.gate import FlowClaim, Gate, ModelQueue, WaitingRequest, forecast_of
 from epp.picker.picker import Picker
 from epp.picker.unserved import UnservedRequest
-from tests.unit.picker.picker_questions import a_picker, endpoints
+from epp.protocol.asking import read_head, request_names
+from epp.protocol.header_names import TTFT_MS
+from tests.unit.picker.picker_questions import a_picker, ask, endpoints, text
+from tests.unit.protocol.stream_bench import Bench
 
 MANY = 300
+
+
 End = Callable[["WaitingRequests"], None]
 
 
@@ -127,3 +135,111 @@ def test_figures_show_the_requests_that_have_not_gone_yet() -> None:
     turn_off(queue)
     shown = sum(count for status in queue.gate.status(now=1.0) for count in status.requests.values())
     assert shown == queue.gate.waiting > 0
+
+
+RATE = 100.0
+
+
+"""Prompt tokens that each server computes in a second."""
+
+
+def busy_picker(spec: PolicySpec | None = None, *, busy: int) -> Picker:
+    """Return a picker of two servers. The first `busy` servers in turn each have one request."""
+    picker = a_picker(
+        spec or PolicySpec(rule="round-robin", cost=Cost(prefill_tokens_per_second=RATE)),
+        on=endpoints("ab", model="m"),
+    )
+    for n in range(busy):
+        picker.pick(ask(text(f"busy {n}")), now=0.0)
+    return picker
+
+
+def waiting_at(queue: ModelQueue, picker: Picker) -> WaitingRequest:
+    request = ask(text("waits"))
+    return WaitingRequest(request, picker.consider(request, now=0.0).prompt, queue, _never)
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("no request is decided")
+
+
+def test_the_figures_of_all_servers_follow_from_their_backlogs() -> None:
+    picker = busy_picker(busy=1)
+    queue = ModelQueue(picker, "m", Flow())
+    assert queue.least_wait_s(now=0.0) == 0.0, "one server is idle"
+    picker.pick(ask(text("another")), now=0.0)
+    assert queue.least_wait_s(now=0.0) > 0.0
+
+
+def test_a_model_without_servers_has_no_backlog() -> None:
+    queue = ModelQueue(busy_picker(busy=1), "absent", Flow())
+    assert queue.least_wait_s(now=0.0) == 0.0
+
+
+def test_other_servers_are_considered_only_for_a_missed_deadline() -> None:
+    picker = busy_picker(busy=2)
+    picker.pick(ask(text("third", 80_000)), now=0.0)
+    picker.pick(ask(text("fourth")), now=0.0)
+    considered = picker.consider(ask(text("new")), now=0.0)
+    forecast = forecast_of(considered, left_s=inf)
+    assert forecast.soonest_s == forecast.wait_s + forecast.own_s
+    assert forecast.own_s == pytest.approx(forecast.tokens / RATE, abs=1 / RATE)
+    urgent = forecast_of(considered, left_s=forecast.soonest_s - 1.0)
+    assert urgent.soonest_s < forecast.soonest_s - 1.0, "the other server has less to do"
+    assert (urgent.wait_s, urgent.own_s) == (forecast.wait_s, forecast.own_s)
+
+
+def test_a_forecast_has_the_choice_that_is_committed() -> None:
+    picker = busy_picker(busy=1)
+    queue = ModelQueue(picker, "m", Flow())
+    forecast = queue.forecast(waiting_at(queue, picker), now=0.0)
+    pick = picker.commit(forecast.choice, queued=DIRECT, now=0.0)
+    assert pick.decision.prompt_tokens - pick.decision.matched_tokens == pytest.approx(forecast.tokens, abs=1)
+
+
+def test_a_request_that_no_server_can_take_goes_to_the_picker_at_once() -> None:
+    picker = busy_picker(busy=0)
+    queue = ModelQueue(picker, "m", Flow())
+    waiting = waiting_at(queue, picker)
+    picker.news.set_endpoints([], now=0.0)
+    assert queue.forecast(waiting, now=0.0) == Forecast(0.0, 0.0, 0.0, 1)
+
+
+def test_people_see_the_tenants_with_most_tokens_and_others_under_one_name() -> None:
+    flow = Flow(mode="Hold", max_tenants=1)
+    picker = busy_picker(PolicySpec(flow=flow, cost=Cost(prefill_tokens_per_second=RATE)), busy=2)
+    gate = Gate(picker)
+    for tenant, size in (("a", 4000), ("b", 8000), ("c", 8000)):
+        claim, request = FlowClaim(tenant=tenant), ask(text(tenant, size))
+        gate.offer(request, claim, _never, size_bytes=size, longest_s=inf, now=0.0)
+    [status] = gate.status(now=0.0)
+    assert [(of.tenant, of.requests) for of in status.tenants] == [("(others)", 2), ("a", 1)]
+    assert status.requests == {0: 3}
+    assert status.tokens == {0: sum(of.tokens for of in status.tenants)}
+
+
+NAMES = ("x-llm-d-inference-objective", "x-gateway-inference-objective", TTFT_MS, "who")
+
+
+def removed(flow: Flow) -> set[str]:
+    """Return the names of the headers that are removed, after a look at which of them are read."""
+    picker = Bench(flow=flow).picker
+    spec, read = picker.policy.spec, picker.flow_read
+    assert request_names(spec, flow=read).issuperset(NAMES) == (flow.mode == "Hold")
+    return {*read_head([(name, "1") for name in NAMES], spec, flow=read).reserved}
+
+
+def test_a_claim_that_the_policy_does_not_trust_does_not_reach_a_server() -> None:
+    """The name of a tenant is not removed: it may be a secret, such as the value of authorization."""
+    assert removed(Flow(mode="Hold", claims=(), tenant_header="who")) == {*NAMES[:3]}
+    assert removed(Flow(mode="Hold", claims=("Objective",), tenant_header="who")) == {TTFT_MS}
+    assert removed(Flow(mode="Hold", tenant_header="who")) == set()
+    assert removed(Flow(tenant_header="who")) == set(), "flow control is off"
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "é" * 5000])
+def test_a_long_name_of_a_tenant_is_replaced_by_a_short_digest(name: str) -> None:
+    picker = Bench(flow=Flow(mode="Hold", tenant_header="who")).picker
+    claim = read_head([("who", name)], picker.policy.spec, flow=picker.flow_read).claim
+    assert 0 < len(claim.tenant) <= 256
+    assert not name.startswith(claim.tenant)

@@ -1,13 +1,17 @@
-"""What the prefix table promises, one behaviour at a time: chunks, matches, records and equal hashes."""
+"""What the prefix table promises, one behaviour at a time: chunks, matches, records and equal hashes. What is
+evicted, in which order, and how much. What a guess writes, what it never evicts, and what is left of it.
+Servers of the prefix table that join, change their size, restart or leave.
+"""
 
 from __future__ import annotations
 
 import pytest
 
+from epp.picker.guesses import drop_guess, guess_chain
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
-from epp.picker.prefix_index.upkeep import drop_endpoint, evict, resize
-from tests.unit.picker.prefix_index.tables import A, B, chain, new_table
+from epp.picker.prefix_index.upkeep import add_endpoint, clear_endpoint, drop_endpoint, evict, resize
+from tests.unit.picker.prefix_index.tables import A, B, C, chain, new_table
 
 SMALL = ChunkSchedule(chunk_bytes=4, later_chunk_bytes=10, later_from_bytes=8)
 
@@ -67,4 +71,62 @@ class TestRecord:
         table.record(A, chain("abcdefghij"), now=3)
         assert runs(table) == 1
         assert table.match(chain("abcdefghij")) == {A: 10}
+        check_integrity(table)
+
+
+class TestEviction:
+    def test_a_prompt_that_is_used_again_and_again_takes_one_entry(self) -> None:
+        table = new_table(A)
+        for n in range(1000):
+            table.touch(A, chain("abc"), now=n)
+            table.record(A, chain("abc"), now=n)
+        assert len(table.mirrors[A].uses) == 1
+
+    def test_works_in_bounded_portions(self) -> None:
+        table = new_table(A, capacity_bytes=0)
+        for n in range(20):
+            table.record(A, chain(chr(65 + n) * 3), now=n)
+        assert [evict(table, budget=5) for _ in range(5)] == [15, 15, 15, 15, 0]
+        check_integrity(table)
+
+
+def test_a_guess_is_void_after_a_restart_or_a_departure() -> None:
+    table = new_table(A)
+    table.record(A, chain("a"), now=1)
+    before_restart = guess_chain(table, A, chain("abc"))
+    clear_endpoint(table, A)
+    assert table.match(chain("abc")) == {}
+    before_departure = guess_chain(table, A, chain("abc"))
+    drop_guess(table, before_restart)
+    assert table.match(chain("abc")) == {A: 3}
+    drop_endpoint(table, A)
+    add_endpoint(table, A, capacity_bytes=10)
+    guess_chain(table, A, chain("abc"))
+    drop_guess(table, before_departure)
+    assert table.match(chain("abc")) == {A: 3}
+    check_integrity(table)
+
+
+def test_unknown_servers_and_impossible_sizes_are_refused() -> None:
+    table = new_table(A)
+    with pytest.raises(KeyError):
+        drop_endpoint(table, B)
+    with pytest.raises(ValueError, match="already"):
+        add_endpoint(table, A, capacity_bytes=1)
+    with pytest.raises(ValueError, match="capacity"):
+        resize(table, A, capacity_bytes=-1)
+    with pytest.raises(ValueError, match="capacity"):
+        add_endpoint(table, B, capacity_bytes=-1)
+    assert list(table.mirrors) == [A]
+
+
+class TestServersThatRestartOrLeave:
+    def test_a_new_server_in_the_slot_of_a_departed_server_inherits_nothing(self) -> None:
+        table = new_table(A, B)
+        table.record(A, chain("abc"), now=1)
+        drop_endpoint(table, A)
+        add_endpoint(table, C, capacity_bytes=10)
+        assert table.match(chain("abc")) == {}
+        table.record(C, chain("abc"), now=2)
+        assert table.match(chain("abc")) == {C: 3}
         check_integrity(table)

@@ -1,18 +1,24 @@
 """One decision: the gain threshold, the load thresholds, the candidates that are left, and that there is
-always one.
+always one. The slots of the endpoints, and the candidates of one request at one moment. The record of
+candidates is made when somebody looks, and shows what the rule saw.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from epp.base.types import Address, Endpoint, EndpointName, Role
 from epp.config.policy import PolicySpec, RuleName
-from epp.config.routing import LoadSettings
+from epp.config.routing import LoadSettings, Lora
+from epp.picker.scheduling.candidates import ShownCandidates
+from epp.picker.scheduling.least_cost import LeastCost
 from epp.picker.scheduling.rules import RULES
 from epp.picker.scheduling.schedule import (
     MOST,
@@ -21,6 +27,7 @@ from epp.picker.scheduling.schedule import (
     fewest,
     over_limits,
 )
+from epp.picker.scheduling.snapshot import Roster, SentPick, Snapshot
 from tests.unit.picker.scheduling.snapshots import UNKNOWN, SeenEndpoint, request, snapshot
 
 LOAD = LoadSettings(max_waiting=10, max_kv_usage=0.9, max_undone_tokens=1000)
@@ -134,3 +141,111 @@ def test_among_many_equal_scores_each_may_be_first_and_each_may_be_second() -> N
 
 def test_without_a_random_generator_equal_scores_keep_their_order() -> None:
     assert fewest(np.zeros(40), None) == list(range(MOST))
+
+
+FOUR = [SeenEndpoint(name, backlog=100.0 * n, in_flight=n) for n, name in enumerate("dbca")]
+
+
+def test_a_roster_has_rank_and_address_of_each_slot() -> None:
+    front = Address("10.1.1.1", 80)
+    roster = Roster(
+        [
+            Endpoint(EndpointName("c"), Address("10.0.0.1", 80)),
+            Endpoint(EndpointName("a"), Address("10.0.0.2", 80), behind=front, rank=0),
+            Endpoint(EndpointName("b"), Address("10.0.0.3", 80), role=Role.PREFILL),
+        ]
+    )
+    assert roster.turn.tolist() == [2, 0, 1]
+    assert roster.addresses == [Address("10.0.0.1", 80), front, Address("10.0.0.3", 80)]
+    assert roster.answers.tolist() == [True, True, False]
+
+
+def test_every_picker_hashes_a_name_alike_whatever_its_slot() -> None:
+    one, other = (snapshot([SeenEndpoint(name) for name in names]).roster for names in ("abc", "cab"))
+    assert len({*one.names_hashed.tolist()}) == 3
+    assert one.names_hashed.tolist() == [*other.names_hashed.tolist()[1:], other.names_hashed[0]]
+
+
+def test_candidates_narrowed_twice_keep_their_slots_and_their_numbers() -> None:
+    adapters = snapshot(FOUR, adapter="x")
+    some = replace(adapters, failure_share=np.array([0.0, 0.1, 0.2, 0.3]), unreported_picks=3.0)
+    few = some.narrowed(np.array([3, 1, 2])).narrowed(np.array([2, 0]))
+    assert list(few.slots) == [2, 3]
+    assert few.undone_tokens.tolist() == [200, 300]
+    assert few.failure_share is not None
+    assert few.failure_share.tolist() == [0.2, 0.3]
+    assert few.has_adapter is not None
+    assert len(few.has_adapter) == len(few) == 2
+    assert few.unreported_picks == 3.0
+    assert few.turn().tolist() == [2, 0], "the names are c and a"
+    assert few.places_by_slot() == {2: 0, 3: 1}
+
+
+def test_no_candidate_counts_as_failing_among_those_that_are_left() -> None:
+    seen = replace(snapshot(FOUR), failing=np.array([True, False, False, False]), trials=[0])
+    few = seen.narrowed(np.array([1, 2]))
+    assert (few.failing, few.trials) == (None, ())
+
+
+def test_a_server_whose_answers_all_fail_counts_ten_more_requests() -> None:
+    seen = snapshot(FOUR)
+    assert seen.burden().tolist() == [0, 1, 2, 3]
+    assert replace(seen, failure_share=np.array([1.0, 0.0, 0.5, 0.0])).burden().tolist() == [10, 1, 7, 3]
+
+
+SPEC = PolicySpec(load=LoadSettings(max_waiting=5), lora=Lora(load_seconds=0.5))
+
+
+def shown(
+    seen: list[SeenEndpoint],
+    *,
+    adapter: str = "",
+    look: Snapshot | None = None,
+    sent: Sequence[SentPick] = (),
+) -> ShownCandidates:
+    """Return the candidates for a request at 10.0 for the prefix 1, after other requests were sent."""
+    asked, look = request(seen, prefix=1, at=10.0), look or snapshot(seen, adapter=adapter)
+    rule = LeastCost(SPEC, random.Random(0))
+    for each in sent:
+        rule.committed(each)
+    choice = Scheduler(SPEC, rule).schedule(asked, look)
+    best = int(asked.cached_tokens.max())
+    return ShownCandidates(choice.only_ranked(), SPEC, best)
+
+
+def test_a_candidate_shows_the_numbers_that_the_rule_used() -> None:
+    heavy = SeenEndpoint(
+        "a",
+        cached=128,
+        backlog=5000.7,
+        in_flight=2,
+        waiting=9,
+        kv_usage=0.5,
+        rate=10_000.0,
+        has_adapter=False,
+    )
+    candidate = shown([heavy, SeenEndpoint("b")], adapter="sql")[1]
+    assert (candidate.name, candidate.address) == ("a", Address("10.0.0.1", 8000))
+    assert (candidate.matched_tokens, candidate.uncached_tokens, candidate.backlog_tokens) == (128, 872, 5000)
+    assert (candidate.in_flight, candidate.waiting, candidate.kv_usage) == (2, 9, 0.5)
+    # this endpoint is left out, so it has no score
+    assert (candidate.prefill_tokens_per_s, candidate.score_s) == (10_000.0, 0.0)
+    assert candidate.parts_s["backlog"] == pytest.approx(0.50007)
+    assert candidate.parts_s["lora"] == 2 * SPEC.lora.load_seconds  # no slot for an adapter is free
+    assert candidate.excluded == "waiting"
+
+
+def test_unknown_load_is_shown_as_unknown() -> None:
+    candidate = shown([SeenEndpoint("a", waiting=UNKNOWN, kv_usage=UNKNOWN)])[0]
+    assert (candidate.waiting, candidate.kv_usage) == (None, None)
+
+
+def test_the_parts_sum_to_the_score_if_a_copy_has_half_the_price() -> None:
+    holder = SeenEndpoint("a", cached=800, backlog=9000.0, in_flight=40)
+    sent = [SentPick(EndpointName("a"), 5.0, prefix=1)] * 4
+    first, second = shown([holder, SeenEndpoint("c", in_flight=10)], sent=sent)
+    assert first.name == "c"
+    assert second.score_s == pytest.approx(sum(second.parts_s.values()))
+    assert first.score_s == pytest.approx(sum(first.parts_s.values()))
+    assert first.parts_s["stall"] == pytest.approx(0.15 * 10 - (1 + 0.15 * 10) * 0.8 / 2)
+    assert first.parts_s["prefill"] == pytest.approx(1.0), "the discount is taken from the stall first"
