@@ -56,6 +56,7 @@ VALUE_SETS: Final = (
             },
             "policy": {"rule": "least-cost", "gain": {"minMatchTokens": 128}},
             "config": {"workers": 2, "envoy": {"maxBodyBytes": 67108864}, "log": {"level": "warning"}},
+            "enabled": True,
             "autoscaling": {"enabled": False},
             "replicas": 3,
             "service": {

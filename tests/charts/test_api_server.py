@@ -51,6 +51,24 @@ async def emptied(plane: ControlPlane, namespace: str) -> None:
     assert listed(plane, namespace) == OF_THE_CLUSTER
 
 
+ENV: Final = [{"name": "A", "value": "b"}]
+VOLUME: Final = {
+    "volumes": [{"name": "more", "emptyDir": {}}],
+    "volumeMounts": [{"name": "more", "mountPath": "/more"}],
+}
+OF_PODS: Final[dict[str, Any]] = {
+    "imagePullSecrets": [{"name": "regcred"}],
+    "nodeSelector": {"disk": "ssd"},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "affinity": {"podAntiAffinity": {}},
+    "priorityClassName": "system-node-critical",
+    "topologySpreadConstraints": [
+        {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+    ],
+    "commonLabels": {"team": "apps"},
+    "podLabels": {"team": "chat"},
+    "podAnnotations": {"a": "b"},
+}
 TAKEN_BACK: Final[dict[str, tuple[Path, dict[str, Any]]]] = {
     "gateway": (
         GATEWAY,
@@ -62,20 +80,20 @@ TAKEN_BACK: Final[dict[str, tuple[Path, dict[str, Any]]]] = {
                 "loadBalancerClass": "example.com/internal",
                 "loadBalancerSourceRanges": ["10.0.0.0/8"],
                 "ipFamilyPolicy": "SingleStack",
+                "ipFamilies": ["IPv4"],
                 "annotations": {"a": "b"},
             },
+            "tls": {"secretName": "clients"},
+            "config": {"workers": 2},
             "models": {"apiKeySecret": "key"},
             "sharing": {"signingKeySecret": "key"},
+            "valkey": {"existingSecret": "password"},
             "tracing": {"enabled": True, "endpoint": "http://collector:4317"},
-            "imagePullSecrets": [{"name": "regcred"}],
-            "nodeSelector": {"disk": "ssd"},
-            "tolerations": [{"key": "gpu", "operator": "Exists"}],
-            "affinity": {"podAntiAffinity": {}},
-            "priorityClassName": "system-node-critical",
-            "envoy": {"extraEnv": [{"name": "A", "value": "b"}]},
+            "envoy": {"extraEnv": ENV, **VOLUME},
+            "picker": {"extraEnv": ENV},
             "serviceAccount": {"annotations": {"a": "b"}},
-            "commonLabels": {"team": "apps"},
-            "podAnnotations": {"a": "b"},
+            "networkPolicy": {"clients": [{"podSelector": {}}], "monitoring": [{"podSelector": {}}]},
+            **OF_PODS,
         },
     ),
     "servers": (
@@ -92,9 +110,23 @@ TAKEN_BACK: Final[dict[str, tuple[Path, dict[str, Any]]]] = {
             "loraSync": {"enabled": True},
             "vllm": {"huggingFaceSecret": "token", "cache": {"claimName": "models"}},
             "runtimeClassName": "nvidia",
-            "priorityClassName": "system-node-critical",
             "initContainers": [{"name": "load", "image": "loader"}],
-            "nodeSelector": {"gpu": "h100"},
+            "extraEnv": ENV,
+            "networkPolicy": {"from": [{"podSelector": {}}]},
+            "serviceAccount": {"create": True, "annotations": {"a": "b"}},
+            **VOLUME,
+            **OF_PODS,
+        },
+    ),
+    "store": (
+        MODEL_SERVER,
+        {
+            "engine": "simulated",
+            "simulated": {
+                "args": ["--runner", "hf"],
+                "kvStore": {"enabled": True, "sizeGB": 1, "ratio": 0.5, "claimName": "prefixes"},
+            },
+            "replicas": 1,
         },
     ),
 }

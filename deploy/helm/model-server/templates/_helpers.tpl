@@ -12,9 +12,9 @@
 {{- end }}
 {{- end }}
 
-{{/* The name of the service account. Empty: the default one of the namespace. */}}
+{{/* The name of the service account. Never empty: the API server would keep the name that a Deployment had, of an account that is gone. */}}
 {{- define "server.serviceAccountName" -}}
-{{- .Values.serviceAccount.name | default (ternary (include "server.fullname" .) "" .Values.serviceAccount.create) }}
+{{- .Values.serviceAccount.name | default (ternary (include "server.fullname" .) "default" .Values.serviceAccount.create) }}
 {{- end }}
 
 {{- define "server.selectorLabels" -}}

@@ -38,9 +38,7 @@ metadata:
     {{- end }}
     {{- with $root.Values.podAnnotations }}{{ toYaml . | nindent 4 }}{{ end }}
 spec:
-  {{- with include "server.serviceAccountName" $root }}
-  serviceAccountName: {{ . }}
-  {{- end }}
+  serviceAccountName: {{ include "server.serviceAccountName" $root }}
   automountServiceAccountToken: false
   {{- with $root.Values.imagePullSecrets }}
   imagePullSecrets: {{- toYaml . | nindent 4 }}
