@@ -101,7 +101,7 @@ def _endpoint(
     age, tokens = ages.get(name), picker.caches.token_estimate(state.model)
     return shown.EndpointStatus(
         name=name,
-        address=endpoint.address,
+        address=endpoint.address.text,
         model=state.model,
         pool=endpoint.pool,
         adapters=tuple(sorted(state.loaded_adapters)),

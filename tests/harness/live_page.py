@@ -74,7 +74,7 @@ def _endpoint(k: int, n: int, rng: random.Random) -> EndpointStatus:
     out = k == 2
     return EndpointStatus(
         name=EndpointName(f"vllm-{k}"),
-        address=Address("10.0.0.1", 8000),
+        address="10.0.0.1:8000",
         ready=not out,
         left_out="half of its recent answers failed" if out else "",
         in_flight=0 if out else rng.randrange(2, 14),

@@ -164,7 +164,7 @@ async def test_unknown_pages_and_methods_get_errors_in_json(admin: Admin) -> Non
 
 async def test_the_page_of_endpoints_shows_the_facts_about_each(admin: Admin) -> None:
     a = EndpointStatus(
-        name=EndpointName("a"), address=THERE, in_flight=4, adapters=("sql",), scrape_age_s=0.5
+        name=EndpointName("a"), address=THERE.text, in_flight=4, adapters=("sql",), scrape_age_s=0.5
     )
     admin.status = PickerStatus(endpoints=(a,), policy="p", rule="least-cost", table_entries=9)
     shown = await admin.json("/endpoints")
@@ -190,7 +190,7 @@ async def test_the_page_and_its_files_need_nothing_from_elsewhere(admin: Admin) 
 
 
 async def test_markup_in_names_reaches_the_page_as_json_text_alone(admin: Admin) -> None:
-    hostile = EndpointStatus(name=EndpointName(HOSTILE), address=HERE, scrape_error=HOSTILE)
+    hostile = EndpointStatus(name=EndpointName(HOSTILE), address=HERE.text, scrape_error=HOSTILE)
     admin.status = PickerStatus(endpoints=(hostile,), policy=HOSTILE, rule=HOSTILE)
     admin.ring.append(decision(HOSTILE, chosen=HOSTILE, reason=HOSTILE, model=HOSTILE))
     admin.metrics.on_event(Refused(HOSTILE, NoEndpointError(HOSTILE, reason=HOSTILE)))

@@ -15,8 +15,9 @@ import re
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import fields
 from importlib import resources
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 import msgspec
@@ -28,7 +29,6 @@ from epp.config.policy import Policy
 from epp.observe.telemetry.board import Board
 from epp.observe.telemetry.decisions import as_json, encode
 from epp.observe.telemetry.metrics import Metrics
-from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.transport.accepting import Acceptor
 
 _SHOWN: Final = 50
@@ -189,7 +189,9 @@ class AdminServer:
         return _json(as_json(record))
 
     async def _endpoints(self, _: web.Request) -> web.Response:
-        return _json(_status_json(self._board.state()))
+        status = self._board.state()
+        names = [each.name for each in fields(status) if each.name != "policy_info"]
+        return _json({name: getattr(status, name) for name in names})
 
     async def _explained(self, request: web.Request) -> web.Response:
         window_s = _whole(request.query, "window", usual=_WINDOW_S, most=_MOST_WINDOW_S)
@@ -256,17 +258,6 @@ def _whole(query: MultiMapping[str], name: str, *, usual: int, most: int) -> int
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
         raise web.HTTPBadRequest(text=f"{name}: expected a whole number above 0")
     return min(int(text), most)
-
-
-def _status_json(status: PickerStatus) -> dict[str, Any]:
-    shown: dict[str, Any] = {
-        name: getattr(status, name) for name in PickerStatus.__dataclass_fields__ if name != "policy_info"
-    }
-    shown["endpoints"] = [
-        {name: getattr(e, name) for name in EndpointStatus.__dataclass_fields__} | {"address": str(e.address)}
-        for e in status.endpoints
-    ]
-    return shown
 
 
 # -- connections ---------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from epp.base.metric import counter, gauge
-from epp.base.types import Address, EndpointName
+from epp.base.types import EndpointName
 from epp.picker.endpoints.marks import Verdict
 from epp.picker.flow.accounts import FlowStatus
 from epp.picker.prefix_index.reported import ExactStatus
@@ -22,7 +22,7 @@ class EndpointStatus:
     """The current state of one endpoint."""
 
     name: EndpointName
-    address: Address
+    address: str
     model: str = ""
     pool: str = ""
     """The InferencePool of the endpoint. Empty: endpoints come from a file."""

@@ -61,7 +61,7 @@ class Process:
 
     def status(self) -> PickerStatus:
         states = self.picker.fleet.states()
-        found = [EndpointStatus(name=s.endpoint.name, address=s.endpoint.address) for s in states]
+        found = [EndpointStatus(name=s.endpoint.name, address=s.endpoint.address.text) for s in states]
         return PickerStatus(endpoints=tuple(found))
 
     def send(self, requests: int) -> None:

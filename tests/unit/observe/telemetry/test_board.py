@@ -19,7 +19,7 @@ from tests.unit.observe.telemetry.records import HERE, decision
 
 
 def status_of_endpoint(name: str = "a", **more: Any) -> EndpointStatus:
-    return EndpointStatus(name=EndpointName(name), address=HERE, **more)
+    return EndpointStatus(name=EndpointName(name), address=HERE.text, **more)
 
 
 class BoardPage:

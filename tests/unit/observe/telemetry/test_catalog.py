@@ -42,7 +42,7 @@ def test_parts_that_are_off_have_no_rows() -> None:
     server = ExactServerStatus(state="following", reason="", blocks=1, events=1)
     exact = ExactStatus(models={"m": model}, servers={A: server}, gaps={}, malformed=0)
     on = PickerStatus(
-        endpoints=(EndpointStatus(name=A, address=HERE, prefill_tokens_per_s=1.0),), exact=exact
+        endpoints=(EndpointStatus(name=A, address=HERE.text, prefill_tokens_per_s=1.0),), exact=exact
     )
     counts = EventCounts()
     counts.servers[A].cut += 1

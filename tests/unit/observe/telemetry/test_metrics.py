@@ -52,7 +52,7 @@ class Shown:
 
     def __init__(self) -> None:
         self.status = PickerStatus(
-            endpoints=(EndpointStatus(name=EndpointName("a"), address=HERE),),
+            endpoints=(EndpointStatus(name=EndpointName("a"), address=HERE.text),),
             sharing=SHARING,
             exact=EXACT,
         )
@@ -164,7 +164,7 @@ def test_only_answers_with_reported_hits_are_compared_with_the_prediction(shown:
 def test_the_state_is_read_when_the_page_is_requested(shown: Shown) -> None:
     status = EndpointStatus(
         name=EndpointName("a"),
-        address=HERE,
+        address=HERE.text,
         ready=False,
         failure_share=0.75,
         is_left_out=True,
@@ -199,7 +199,7 @@ def test_numbers_that_a_server_does_not_report_are_absent_and_not_zero(shown: Sh
 def test_the_series_of_an_endpoint_are_removed_with_the_endpoint(shown: Shown) -> None:
     shown.metrics.on_event(began(pick(decision(chosen="a"))))
     shown.metrics.on_event(began(pick(decision(chosen="b"))))
-    a, b = (EndpointStatus(name=EndpointName(name), address=HERE) for name in "ab")
+    a, b = (EndpointStatus(name=EndpointName(name), address=HERE.text) for name in "ab")
     shown.status = replace(shown.status, endpoints=(a, b))
     assert shown.samples("epp_picks_total") == {("a", "prefix"): 1, ("b", "prefix"): 1}
     shown.status = replace(shown.status, endpoints=(b,))
@@ -234,7 +234,7 @@ def test_the_numbers_of_exact_mode_are_shown_and_absent_if_it_is_off(shown: Show
 
 def test_every_declared_metric_is_served(shown: Shown) -> None:
     shown.metrics.on_event(began(pick()))
-    fast = EndpointStatus(name=EndpointName("a"), address=HERE, prefill_tokens_per_s=9000.0)
+    fast = EndpointStatus(name=EndpointName("a"), address=HERE.text, prefill_tokens_per_s=9000.0)
     flow = FlowStatus(model="m", oldest_s=0.0, requests={}, tokens={})
     shown.status = replace(shown.status, endpoints=(fast,), flow=(flow,))
     specs = {spec.name: spec for spec in catalog.METRICS}

@@ -24,7 +24,7 @@ def server(
 ) -> EndpointStatus:
     return EndpointStatus(
         name=EndpointName(name),
-        address=HERE,
+        address=HERE.text,
         model=model,
         pool=pool,
         backlog_tokens=backlog,
