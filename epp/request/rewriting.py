@@ -12,16 +12,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 from xxhash import xxh3_64_intdigest
 
 from epp.base.errors import BadRequestError
 from epp.base.types import InferenceRequest
 from epp.request.canonical import BODY, SECTION
-from epp.request.client_names import is_form, model_in_form
+from epp.request.client_names import MAX_NAME_CHARS, is_form, model_in_form
 from epp.request.jsontext import place_of_model, too_costly
 
 _OPENING_BYTES: Final = 4096
@@ -31,19 +31,21 @@ _ESCAPED: Final = re.compile(rb'\\u006[45cdfCDF](?:[odel]|\\u006[45cdfCDF]){0,4}
 """The key `model` with escapes. Servers read its value if it comes last."""
 
 
-class RewriteTarget(Struct, frozen=True, gc=False):
-    model: str
-    weight: int = 1
+ModelName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
-class Rewrite(Struct, frozen=True, gc=False):
+class RewriteTarget(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    model: ModelName
+    weight: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+
+
+class Rewrite(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """Requests for one of `models` go to one of the targets. If `models` is empty, the rule is for every
-    model that no other rule names.
+    model that no other rule names. The bounds are those of the endpoints file, which is decoded into this.
     """
 
-    models: tuple[str, ...]
-    targets: tuple[RewriteTarget, ...]
-    """Has at least one entry."""
+    targets: Annotated[tuple[RewriteTarget, ...], Meta(min_length=1, max_length=64)]
+    models: Annotated[tuple[ModelName, ...], Meta(max_length=1024)] = ()
 
 
 class Rewrites:

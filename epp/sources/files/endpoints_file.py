@@ -33,7 +33,7 @@ from msgspec import Meta
 from epp.base.errors import ConfigError
 from epp.base.types import METRICS_PLACE, ROLES, Address, Endpoint, EndpointName
 from epp.config.yaml_faults import decode, in_words
-from epp.request.rewriting import Rewrite, Rewrites, RewriteTarget
+from epp.request.rewriting import ModelName, Rewrite, Rewrites
 
 _Name = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
 _Zmq = Annotated[str, Meta(max_length=1024, pattern=r"^((tcp|ipc)://.+)?$")]
@@ -41,7 +41,6 @@ _Place = Annotated[str, Meta(pattern=f"^{METRICS_PLACE.pattern}$")]
 _MOST_ENDPOINTS = 16_384
 _NOTHING = "is empty; a file that lists no servers says `endpoints: []`"
 _Text = Annotated[str, Meta(max_length=1024)]
-_Model = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,7 +48,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str
     port: Annotated[int, Meta(ge=1, le=65535)] | None = None
     model: _Text = ""
-    adapters: tuple[_Model, ...] = ()
+    adapters: tuple[ModelName, ...] = ()
     labels: dict[_Text, _Text] = {}
     kv_events: _Zmq = ""
     kv_replay: _Zmq = ""
@@ -59,19 +58,9 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     behind: str = ""
 
 
-class _EntryTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    model: _Model
-    weight: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
-
-
-class _Rewrite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    targets: Annotated[tuple[_EntryTarget, ...], Meta(min_length=1, max_length=64)]
-    models: Annotated[tuple[_Model, ...], Meta(max_length=1024)] = ()
-
-
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoints: Annotated[tuple[_Entry, ...], Meta(max_length=_MOST_ENDPOINTS)]
-    rewrites: Annotated[tuple[_Rewrite, ...], Meta(max_length=1024)] = ()
+    rewrites: Annotated[tuple[Rewrite, ...], Meta(max_length=1024)] = ()
 
 
 class Listed(NamedTuple):
@@ -91,10 +80,7 @@ def load_endpoints(text: str | bytes, *, source: str) -> Listed:
     except (ValueError, ConfigError) as error:
         words = in_words(error, of=_File, text=text)
         raise ConfigError(f"{source}: {_NOTHING if words.startswith('is empty') else words}") from error
-    rules = [
-        Rewrite(r.models, tuple(RewriteTarget(t.model, t.weight) for t in r.targets)) for r in file.rewrites
-    ]
-    return Listed(endpoints, Rewrites(rules))
+    return Listed(endpoints, Rewrites(file.rewrites))
 
 
 def _endpoint(entry: _Entry, *, field: str) -> Endpoint:

@@ -127,7 +127,7 @@ def _rules(found: ModelRewrite, *, catches_all: bool) -> tuple[Sequence[Rewrite]
         )
         takes_others = not rule.matches and not catches_all
         if targets and (models or not rule.matches) and not takes_others:
-            rules.append(Rewrite(models, targets))
+            rules.append(Rewrite(targets, models))
         wrong = {
             "matches is empty, and the picker has several pools; name the models, since the rule would take "
             "those of other pools": takes_others,

@@ -123,4 +123,4 @@ def through(bench: Bench, modes: Modes = BUFFERED, *extra: tuple[str, str]) -> H
 
 def rewriting(bench: Bench, *names: str) -> None:
     """Let requests for these models go to `the-target`. Without names: all requests."""
-    bench.picker.news.set_rewrites(Rewrites([Rewrite(names, (RewriteTarget("the-target"),))]))
+    bench.picker.news.set_rewrites(Rewrites([Rewrite((RewriteTarget("the-target"),), names)]))

@@ -14,7 +14,7 @@ from epp.base.types import ApiKind, InferenceRequest
 from epp.request.parse import parse_request
 from epp.request.rewriting import Rewrite, Rewrites, RewriteTarget, with_model
 
-SPLIT = Rewrites([Rewrite(("gpt",), (RewriteTarget("llama", 90), RewriteTarget("canary", 10)))])
+SPLIT = Rewrites([Rewrite((RewriteTarget("llama", 90), RewriteTarget("canary", 10)), ("gpt",))])
 
 
 def chat_of_turns(*texts: str, model: str = "gpt") -> InferenceRequest:
@@ -28,7 +28,7 @@ def target(rewrites: Rewrites, request: InferenceRequest, *, session: str = "", 
 
 
 def test_an_alias_names_its_target_and_other_models_stay() -> None:
-    rewrites = Rewrites([Rewrite(("gpt", "old"), (RewriteTarget("llama"),))])
+    rewrites = Rewrites([Rewrite((RewriteTarget("llama"),), ("gpt", "old"))])
     assert [target(rewrites, chat_of_turns("a", "b", model=m)) for m in ("gpt", "old", "llama")] == [
         "llama"
     ] * 3
@@ -40,10 +40,10 @@ def test_an_alias_names_its_target_and_other_models_stay() -> None:
 def test_a_rule_without_models_takes_all_other_names() -> None:
     rewrites = Rewrites(
         [
-            Rewrite((), (RewriteTarget("fallback"),)),
-            Rewrite(("gpt",), (RewriteTarget("first"),)),
-            Rewrite(("gpt",), (RewriteTarget("second"),)),
-            Rewrite((), (RewriteTarget("never"),)),
+            Rewrite((RewriteTarget("fallback"),), ()),
+            Rewrite((RewriteTarget("first"),), ("gpt",)),
+            Rewrite((RewriteTarget("second"),), ("gpt",)),
+            Rewrite((RewriteTarget("never"),), ()),
         ]
     )
     assert target(rewrites, chat_of_turns("a")) == "first"
@@ -72,7 +72,7 @@ def test_the_session_decides_first_then_the_prompt_and_then_the_request_id() -> 
 
 
 def test_a_larger_share_moves_no_conversation_back() -> None:
-    more = Rewrites([Rewrite(("gpt",), (RewriteTarget("llama", 80), RewriteTarget("canary", 20)))])
+    more = Rewrites([Rewrite((RewriteTarget("llama", 80), RewriteTarget("canary", 20)), ("gpt",))])
     for n in range(500):
         request = chat_of_turns("s", f"question {n}")
         if target(SPLIT, request) == "canary":
