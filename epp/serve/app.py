@@ -280,7 +280,7 @@ class App:
         return self._server.overload.share(now=time.monotonic())
 
     def _status(self) -> PickerStatus:
-        now, lines = time.monotonic(), self._log_counts
+        now = time.monotonic()
         return replace(
             status_of(self._picker, self._scraper, self._sharing, self._exact, now=now),
             draining=self._draining,
@@ -290,7 +290,7 @@ class App:
             unserved=tuple(self._gate.unserved()),
             source_failures=dict(self._sources.failures),
             probes=dict(self._probes.counts),
-            log_lines_left_out={"dropped": lines.dropped, "repeated": lines.repeated},
+            log_lines_left_out=dict(self._log_counts),
         )
 
     async def _drain(self) -> None:

@@ -19,7 +19,6 @@ import os
 import queue
 import threading
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -96,14 +95,6 @@ def _bounded(value: object) -> object:
 # -- the queue -----------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class LogCounts:
-    """The numbers of lines that were not written, for metrics."""
-
-    dropped: int = 0
-    repeated: int = 0
-
-
 class QueuedHandler(logging.Handler):
     """Writes to a file descriptor from its own thread. `close` ends the thread.
 
@@ -119,7 +110,8 @@ class QueuedHandler(logging.Handler):
         self._lines: queue.Queue[str | None] = queue.Queue(_MOST_WAITING)
         self._unreported = 0
         """Lines dropped since the last line that was written."""
-        self.counts = LogCounts()
+        self.counts = {"dropped": 0, "repeated": 0}
+        """Lines that were not written, for metrics."""
         self._thread = threading.Thread(target=self._write, name="logs", daemon=True)
         self._thread.start()
 
@@ -127,7 +119,7 @@ class QueuedHandler(logging.Handler):
         """Called with the handler's lock held, on any thread."""
         lines = self.lines_of(record, now=time.monotonic())
         if lines > _LINES_A_WINDOW:
-            self.counts.repeated += 1
+            self.counts["repeated"] += 1
             return
         notes = {"lines_dropped": self._unreported} if self._unreported else {}
         if lines == _LINES_A_WINDOW:
@@ -137,7 +129,7 @@ class QueuedHandler(logging.Handler):
             self._lines.put_nowait(self.format(record))
             self._unreported = 0
         except Exception:  # noqa: BLE001 - a full queue, or an error in the text of a value
-            self.counts.dropped += 1
+            self.counts["dropped"] += 1
             self._unreported += 1
 
     def flush(self) -> None:
@@ -169,7 +161,7 @@ class QueuedHandler(logging.Handler):
                 while data:
                     data = data[os.write(self._descriptor, data) :]
             except OSError:  # nothing reads the log any more
-                self.counts.dropped += 1
+                self.counts["dropped"] += 1
             finally:
                 self._lines.task_done()
 
