@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from random import Random
-from typing import Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn
 
 from epp.base.errors import ConfigError
 
@@ -29,12 +29,10 @@ _RAN_WELL_S: Final = 60.0
 """A source that ran for this long before it failed is started again after a short pause."""
 
 
-class Keep(Protocol):
-    """Runs `run` for ever: starts it again whenever it ends. `source` is a label for metrics, from a small
-    fixed set.
-    """
-
-    async def __call__(self, source: str, run: Callable[[], Awaitable[None]], /) -> NoReturn: ...
+Keep = Callable[[str, Callable[[], Awaitable[None]]], Coroutine[Any, Any, NoReturn]]
+"""Runs the function for ever: starts it again whenever it ends. The text is a label for metrics, from a small
+fixed set.
+"""
 
 
 class Pauses:

@@ -239,7 +239,9 @@ class Certificates:
             self._seen = self._stamp()
             self._latest = ssl_context(tls)
         except ssl.SSLError as error:
-            raise ConfigError(f"listen.tls: {tls.cert_file}, {tls.key_file}: {_words(error)}") from error
+            raise ConfigError(
+                f"listen.tls: {tls.cert_file}, {tls.key_file}: {error.reason or error}"
+            ) from error
         except OSError as error:
             raise ConfigError(f"listen.tls: {error.filename}: {error.strerror}") from error
 
@@ -277,7 +279,3 @@ def ssl_context(tls: Tls) -> ssl.SSLContext:
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         context.load_verify_locations(tls.client_ca_file)
     return context
-
-
-def _words(error: ssl.SSLError) -> str:
-    return error.reason or str(error)

@@ -90,7 +90,8 @@ class Cluster:
             async with asyncio.TaskGroup() as group:
                 group.create_task(pools.run(), name="watch of the pools and their pods")
                 for each in self._claims:
-                    run = self._reflector(access, each).run
+                    source = ListSource(each.what, each.kind, each.path, free_form=each.kind is PolicyObject)
+                    run = Reflector(access, source, sink=each, on_change=self._use_changes).run
                     group.create_task(keep("kubernetes", run), name=f"watch of the {each.what}")
                 group.create_task(
                     keep("kubernetes", lambda: self._judge(pools)), name="judge of the policies"
@@ -104,10 +105,6 @@ class Cluster:
             await api.close()
 
     # -- parts -----------------------------------------------------------------------------------------------
-
-    def _reflector(self, access: Access, sink: Claims[Any]) -> Reflector[Any]:
-        source = ListSource(sink.what, sink.kind, sink.path, free_form=sink.kind is PolicyObject)
-        return Reflector(access, source, sink=sink, on_change=self._use_changes)
 
     def _use_changes(self) -> None:
         """Apply what has changed in a spec. A status, which we write ourselves, does not count."""

@@ -125,7 +125,8 @@ class Listener:
             for event in batch.events:
                 at = now - age_s - max(0, batch.at_ms - event.at_ms) / 1000
                 self._apply(peer, event, at=at, now=now, current=current)
-                if self._portion_is_full():
+                if self._spent >= _PORTION_CHUNKS:
+                    self._spent = 0
                     yield
                     if self._peers.get(batch.speaker) is not peer:
                         return  # the peer was forgotten meanwhile
@@ -147,12 +148,6 @@ class Listener:
 
     def _forget(self, who: bytes, *, now: float) -> None:
         self._release_all(self._peers.pop(who), now=now)
-
-    def _portion_is_full(self) -> bool:
-        if self._spent < _PORTION_CHUNKS:
-            return False
-        self._spent = 0
-        return True
 
     def _apply(self, peer: _Peer, event: Event, *, at: float, now: float, current: bool) -> None:
         """at: when the event happened, by our clock. current: whether requests of this picker still count as
