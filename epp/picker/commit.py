@@ -88,8 +88,9 @@ class Commits:
                 self._fleet.failures.tried(state, decision.model, now=now)
             if self._fleet.disaggregated:
                 helper = self._prefilling.choose(question, prompt, choice, adapter=adapter, now=now)
-        prefix = choice.weighed.asked.prefix if choice is not None else 0
-        sent = SentPick(state.endpoint.name, now, prefix, question.session)
+        asked = choice.weighed.asked if choice is not None else None
+        prefix, beginning = (asked.prefix, asked.beginning) if asked is not None else (0, 0)
+        sent = SentPick(state.endpoint.name, now, prefix, question.session, beginning)
         for rule in self._guesses.rules:
             rule.committed(sent)
         if helper is not None:

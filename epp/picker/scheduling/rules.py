@@ -13,7 +13,8 @@ import random
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from math import ceil
+from math import ceil, inf
+from typing import ClassVar
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -22,7 +23,7 @@ from epp.base.types import EndpointName
 from epp.config.policy import PolicySpec, RuleName
 from epp.picker.scheduling.least_cost import LeastCost
 from epp.picker.scheduling.schedule import MOST, Choice, Rule, Weighed, equals_apart, fewest
-from epp.picker.scheduling.snapshot import MOST_KEPT, Floats, SentPick, Snapshot
+from epp.picker.scheduling.snapshot import MOST_KEPT, Floats, SchedulingRequest, SentPick, Snapshot
 
 _BUSY_TOKENS = 2_048
 """A server with more tokens to compute is left for the next match: about the tokens of one step."""
@@ -97,61 +98,64 @@ class LeastLoad(Rule):
         return Choice(weighed, fewest(weighed.seen.burden(), self._rng), "load")
 
 
-class Session(Rule):
-    """Rendezvous hashing of the session header: each session keeps its endpoint while the endpoint stays.
-
-    Endpoints that come or go move only their own share of the sessions.
-    A request without a session goes by load. While an endpoint refuses requests and others do not, a session
-    whose last request it refused goes to the next one. Other sessions stay.
-    """
-
-    gated = False
-
-    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
-        self._rng = rng
-        self._refused: OrderedDict[str, EndpointName] = OrderedDict()
-        """By session: the last endpoint that did not compute a request of the session."""
-
-    def ended(self, sent: SentPick, *, computed: bool) -> None:
-        if sent.session and not computed:
-            self._refused[sent.session] = sent.server
-            self._refused.move_to_end(sent.session)
-            if len(self._refused) > MOST_KEPT:
-                self._refused.popitem(last=False)
-
-    def rank(self, weighed: Weighed) -> Choice:
-        if not weighed.asked.session:
-            return Choice(weighed, fewest(weighed.seen.burden(), self._rng), "load")
-        seen, session = weighed.seen, weighed.asked.session
-        distance = _distance(xxh3_64_intdigest(session.encode()), seen)
-        if seen.said_no is not None and session in self._refused:
-            names = np.array([seen.roster.names[slot] for slot in seen.slots])
-            distance = distance + (seen.said_no & (names == self._refused[session]))
-        return Choice(weighed, fewest(distance, None), "session")
-
-
 class PrefixHashRule(Rule):
     """Consistent hashing of the prompt's beginning, with bounded loads (Mirrokni et al., arXiv 1608.01350).
 
     Equal beginnings go to the same endpoint. Every picker computes this endpoint by itself, so nothing has to
     be remembered or shared. If the endpoint has its bound of requests, the next endpoint in the key's order
-    gets the request. Prompts without a key go by load.
+    gets the request. While an endpoint refuses requests and others do not, a key whose last request it
+    refused goes to the next one, too. Other keys stay. Prompts without a key go by load.
     """
+
+    reason: ClassVar = "hash"
 
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._settings = spec.prefix_hash
         self._rng = rng
+        self._refused: OrderedDict[int, EndpointName] = OrderedDict()
+        """By key: the last endpoint that did not compute a request of the key."""
+
+    def _key(self, asked: SchedulingRequest | SentPick) -> int:
+        return asked.beginning
+
+    def _bound(self, burden: Floats) -> float:
+        fair = ceil(self._settings.max_load_ratio * (float(burden.sum()) + 1.0) / len(burden))
+        return max(fair, self._settings.min_in_flight)
+
+    def ended(self, sent: SentPick, *, computed: bool) -> None:
+        if not computed and (key := self._key(sent)):
+            self._refused[key] = sent.server
+            self._refused.move_to_end(key)
+            if len(self._refused) > MOST_KEPT:
+                self._refused.popitem(last=False)
 
     def rank(self, weighed: Weighed) -> Choice:
-        seen, burden = weighed.seen, weighed.seen.burden()
-        if not weighed.asked.beginning:
+        seen, burden, key = weighed.seen, weighed.seen.burden(), self._key(weighed.asked)
+        if not key:
             return Choice(weighed, fewest(burden, self._rng), "load")
-        distance = _distance(weighed.asked.beginning, seen)
-        fair = ceil(self._settings.max_load_ratio * (float(burden.sum()) + 1.0) / len(seen))
-        bound = max(fair, self._settings.min_in_flight)
-        # Distances are below 1, so candidates at the bound come after all others.
-        places = fewest(distance + (burden >= bound), None)
-        return Choice(weighed, places, "hash" if places[0] == int(distance.argmin()) else "load")
+        distance = _distance(key, seen)
+        if seen.said_no is not None and key in self._refused:
+            names = np.array([seen.roster.names[slot] for slot in seen.slots])
+            distance = distance + (seen.said_no & (names == self._refused[key]))
+        # Distances are below 2, so candidates at the bound come after all others.
+        places = fewest(distance + 2 * (burden >= self._bound(burden)), None)
+        return Choice(weighed, places, self.reason if places[0] == int(distance.argmin()) else "load")
+
+
+class Session(PrefixHashRule):
+    """Rendezvous hashing of the session header: each session keeps its endpoint while the endpoint stays.
+
+    Endpoints that come or go move only their own share of the sessions.
+    """
+
+    gated = False
+    reason = "session"
+
+    def _key(self, asked: SchedulingRequest | SentPick) -> int:
+        return xxh3_64_intdigest(asked.session.encode()) if asked.session else 0
+
+    def _bound(self, burden: Floats) -> float:
+        return inf
 
 
 def _distance(key: int, seen: Snapshot) -> Floats:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -26,7 +27,6 @@ from msgspec.structs import replace
 from epp.base.errors import SaturatedError
 from epp.config.policy import PolicySpec
 from epp.config.routing import Gain, LoadSettings
-from epp.picker.prefix_index.table import Mirror
 from epp.picker.scheduling.snapshot import (
     Bools,
     Floats,
@@ -170,28 +170,26 @@ def equals_apart(places: list[int], key: Floats | Ints, weighed: Weighed) -> lis
     """Return `places` in the order in which the caches lose least, as far as the first ones are equal by
     `key`. A chance among equals would fill one cache while others have room.
     """
-    asked, least = weighed.asked, key[places[0]]
-    count = 1
+    least, count = key[places[0]], 1
     while count < len(places) and key[places[count]] == least:
         count += 1
-    if count == 1 or asked.caches is None:
-        return places
-    slots, names = weighed.seen.slots, weighed.seen.roster.names
-    lost = [_loss(asked.caches.get(names[slots[place]]), asked.text_bytes) for place in places[:count]]
-    in_order = sorted(range(count), key=lost.__getitem__)
-    return [places[n] for n in in_order] + places[count:]
+    return places if count == 1 else sorted(places[:count], key=partial(_loss, weighed)) + places[count:]
 
 
-def _loss(cache: Mirror | None, size_bytes: int) -> tuple[float, float]:
+def _loss(weighed: Weighed, place: int) -> tuple[bool, bool, float]:
     """Return how much a cache loses by taking a prompt. A cache with room loses nothing, and one with more
-    room is better. Of full caches, the one whose oldest content was last used longest ago is best.
+    room is better. Of full caches, the one whose oldest content was last used longest ago is best. A server
+    that refuses prompts always has room, so it comes last.
     """
+    seen, asked = weighed.seen, weighed.asked
+    said_no = seen.said_no is not None and bool(seen.said_no[place])
+    cache = (asked.caches or {}).get(seen.roster.names[seen.slots[place]])
     if cache is None:
-        return (0.0, 0.0)
-    room_bytes = cache.capacity_bytes - cache.used_bytes - cache.guessed_bytes - size_bytes
+        return said_no, False, 0.0
+    room_bytes = cache.capacity_bytes - cache.used_bytes - cache.guessed_bytes - asked.text_bytes
     if room_bytes >= 0 or cache.oldest is None:
-        return (0.0, -room_bytes)
-    return (1.0, cache.oldest.at)
+        return said_no, False, -room_bytes
+    return said_no, True, cache.oldest.at
 
 
 def _some_of(places: Ints, count: int, rng: random.Random | None) -> list[int]:

@@ -61,6 +61,7 @@ class SentPick(Struct, frozen=True, eq=False, gc=False):
     prefix: int = 0
     """See `SchedulingRequest`. 0 too if the prompt was not read."""
     session: str = ""
+    beginning: int = 0
 
 
 class Roster:

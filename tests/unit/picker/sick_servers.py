@@ -45,6 +45,7 @@ class Traffic:
 
     seed: int = 1
     servers: str = "abcd"
+    sick_one: str = SICK
     rule: RuleName = "least-cost"
     per_s: float = 40.0
     sick_from: float = 0.0
@@ -111,7 +112,7 @@ class Traffic:
 
     def of_first_ten(self) -> int:
         """Return how many of the first ten requests the sick server got."""
-        return [name for _, name in self.sent[:10]].count(SICK)
+        return [name for _, name in self.sent[:10]].count(self.sick_one)
 
     def first_ten_apart(self) -> float:
         """Return the sick server's share of the first hundred requests, without the first ten that it got."""
@@ -174,7 +175,7 @@ class _Run:
         heapq.heappush(self._events, (when, self._count, step))
 
     def _is_ill(self, name: str, now: float) -> bool:
-        return name == SICK and self.traffic.sick_from <= now < self.traffic.sick_to
+        return name == self.traffic.sick_one and self.traffic.sick_from <= now < self.traffic.sick_to
 
     def _scrape(self, now: float) -> None:
         for name in self._address:
@@ -226,7 +227,7 @@ class _Run:
         """Send one request. A client sends its next one when this one has ended, with the same beginning."""
         picker = self._rng.choice(self._pickers)
         model = self._rng.choice(self.traffic.models)
-        beginning = b"" if client is None else b"client %d" % (100 * self.traffic.seed + client) * 100
+        beginning = b"" if client is None else b"client %d" % (100 * self.traffic.seed + client) * 200
         prompt = beginning + self._rng.randbytes(200).hex().encode()
         number = self._rng.randrange(1000) if client is None else client
         session = f"s{self.traffic.seed}-{number}" if self.traffic.rule == "session" else ""

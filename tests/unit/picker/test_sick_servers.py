@@ -53,26 +53,22 @@ def test_a_bad_server_gets_at_most_its_share_then_trials_then_its_share(
     assert not traffic.out
 
 
-@pytest.mark.parametrize(("rule", "clients"), list(product(RULES, [1, 12])))
+@pytest.mark.parametrize(("rule", "clients"), list(product(RULES, [0, 1, 6, 12])))
 def test_a_bad_server_gets_at_most_its_share_of_the_first_ten(
     rule: RuleName, clients: int, form: dict[str, Any]
 ) -> None:
-    """A server that says no at once has nothing in flight, so it looks idle to clients that wait."""
+    """A server that says no at once has nothing in flight, so it looks idle. Without clients that wait, a
+    request comes every 25 ms, and what one picker knows reaches the other within 20 ms.
+    """
+    fields = {**(WAITING if clients else {"servers": "abc"}), **form}
+    pickers, until_s = 1 if 0 < clients < 12 else 2, {0: 0.3, 1: 1.0}.get(clients, 0.05)
     runs = [
-        Traffic(seed=seed, rule=rule, clients=clients, pickers=1 + clients // 12, **WAITING, **form)
-        for seed in range(10)
+        Traffic(seed=seed, rule=rule, clients=clients, pickers=pickers, shares=True, sick_one=sick, **fields)
+        for seed in range(4)
+        for sick in "abc"
     ]
-    # Round robin gives four of ten to the first of three servers; sessions and chance do on average.
-    assert sum(run.run(1.0 if clients == 1 else 0.05).of_first_ten() for run in runs) <= 40
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_pickers_that_share_tell_each_other_who_said_no(rule: RuleName, form: dict[str, Any]) -> None:
-    """Requests come every 25 ms, and what one picker knows reaches the other within 20 ms."""
-    runs = [
-        Traffic(seed=seed, rule=rule, servers="abc", pickers=2, shares=True, **form) for seed in range(10)
-    ]
-    assert sum(run.run(0.4).of_first_ten() for run in runs) <= 40
+    # A third, and more where refused clients ask another picker again before it has heard of the refusal.
+    assert sum(run.run(until_s).of_first_ten() for run in runs) <= (4 if pickers > 1 else 10 / 3) * len(runs)
 
 
 @pytest.mark.parametrize(("rule", "clients"), [*product(RULES, [1]), ("least-cost", 12), ("session", 12)])
@@ -100,8 +96,9 @@ def test_bad_requests_keep_others_from_no_server(rule: RuleName) -> None:
             sick_to=0.0,
             **WAITING,
         ).run(4.0)
-        for name in "abc":
-            assert traffic.good_to(name, since=1.0) >= 0.2
+        # By their hashes the twelve prompts give one server a quarter.
+        least = 0.1 if rule == "prefix-hash" else 0.2
+        assert min(traffic.good_to(name, since=1.0) for name in "abc") >= least
 
 
 @pytest.mark.parametrize("rule", RULES)
