@@ -1,5 +1,5 @@
-"""Rules for every test. The folder of a test decides in which part it runs, and Hypothesis fails no test for
-being slow.
+"""Rules for every test. The folder of a test decides in which part it runs and which fixtures it has, and
+Hypothesis fails no test for being slow.
 """
 
 from __future__ import annotations
@@ -8,10 +8,28 @@ import gc
 import importlib.util
 import logging
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.suite import PLACES, PROCESS_FOLDERS
+
+CLUSTER = ("tests.cluster_env.fixtures", "tests.image_env.fixtures")
+VLLM = ("tests.vllm_env.fixtures",)
+GATEWAY = ("tests.harness.fixtures", "tests.harness.http_model_server_fixtures")
+FIXTURES = {
+    "charts": ("tests.charts.fixtures", "tests.harness.fixtures", *CLUSTER),
+    "cluster": CLUSTER,
+    "contract": VLLM,
+    "integration": (*GATEWAY, *VLLM),
+}
+"""Modules of fixtures by the folder of tests that may use them."""
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> None:
+    """Register the fixtures of a folder with its first file. Other folders need not import them."""
+    for name in FIXTURES.get(file_path.parent.name, ()):
+        parent.config.pluginmanager.import_plugin(name)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,30 +1,17 @@
-"""Tests that the bench sends the requests that it reports, and that the floor answers as a picker would."""
+"""The floor answers as a picker would, and ratios are those of one round."""
 
 from __future__ import annotations
 
-import json
 import random
 
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from bench.dataplane.floor import _echo
-from bench.dataplane.load import Prompts
-from bench.dataplane.measure import Cell, CellResult, Lap, Results, Turn, turns_of
+from bench.dataplane.measure import Cell, CellResult, Results, Turn
 from bench.dataplane.report import tables
-from bench.dataplane.rig import VariantName
 from epp.protocol.codec import encode
 from epp.protocol.http_events import Echo, Slot
-
-
-@pytest.mark.parametrize("size_bytes", [1024, 40 * 1024])
-def test_prompts_are_valid_json_of_the_size_they_declare(size_bytes: int) -> None:
-    prompts = Prompts(size_bytes=size_bytes, chunks=100, seed=1)
-    for _ in range(10):
-        head, _, body = b"".join(prompts.next()).partition(b"\r\n\r\n")
-        assert f"content-length: {len(body)}".encode() in head
-        assert abs(len(body) - size_bytes) < 8
-        assert json.loads(body)["stream"] is True
 
 
 @pytest.mark.parametrize(("number", "slot"), [(4, Slot.REQUEST_BODY), (5, Slot.RESPONSE_BODY)])
@@ -62,22 +49,3 @@ def test_ratios_are_of_the_same_round() -> None:
     shown = tables(Results(cells=[result]))
     assert "2.00 ±0.00" in shown
     assert "1 KB prompts, 1 chunks, cost x the floor: 2.00, target 0.75: MISSED" in shown
-
-
-@pytest.mark.parametrize(("name", "ours_s"), [("scrapes count", 0.3), ("scrapes are few", 0.4)])
-def test_the_cpu_at_rest_is_that_of_the_other_pickers_turn(name: str, ours_s: float) -> None:
-    """Our picker without requests uses a tenth of a core on a quiet machine, and a fifth while the other
-    picker serves.
-    """
-    cell = Cell("a table", 1, 1, ("few", "ours"), scrapes_count=name == "scrapes count")
-
-    def lap(used_s: dict[str, float]) -> Lap:
-        return Lap(requests=100, seconds=0.9, measured_s=1.0, used_s=used_s, first_bytes_s=[0.001])
-
-    laps: dict[VariantName, Lap] = {
-        "few": lap({"few": 0.2, "ours": 0.2, "envoy": 0.6}),
-        "ours": lap({"few": 0.0, "ours": 0.5, "envoy": 0.6}),
-    }
-    turns = turns_of(cell, laps, {"few": 0.0, "ours": 0.1, "envoy": 0.1})
-    assert turns["ours"].cpu_s == pytest.approx({"few": 0.0, "ours": ours_s, "envoy": 0.5})
-    assert turns["few"].each_ms("few") == pytest.approx(2.0)

@@ -1,6 +1,4 @@
-"""Fixtures over the charts, for `pytest_plugins = ["tests.charts.fixtures"]`. Helm comes with the cluster's
-tools.
-"""
+"""Fixtures over the charts. Helm comes with the cluster's tools."""
 
 from __future__ import annotations
 
@@ -10,8 +8,6 @@ from tests.charts import addon_crds
 from tests.charts.rendering import Helm
 from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.environment import ClusterTools
-
-pytest_plugins = ["tests.cluster_env.fixtures"]
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,6 @@ from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.preparing import create_namespace
 from tests.harness.processes import wait_until
 
-pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
 
 OF_THE_CLUSTER = {"configmap/kube-root-ca.crt", "serviceaccount/default"}

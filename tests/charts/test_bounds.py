@@ -22,7 +22,6 @@ from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.simulated_pool import install_policy_crd
 from tests.reference.schema import definitions
 
-pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
 
 SMALLEST: Final = 0.001

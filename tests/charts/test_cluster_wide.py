@@ -15,7 +15,6 @@ from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.preparing import create_namespace
 from tests.harness.processes import wait_until
 
-pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
 
 CRDS: Final = REPOSITORY / "deploy" / "crds"

@@ -25,7 +25,6 @@ from tests.charts.rendering import (
     value_set,
 )
 
-pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
 
 

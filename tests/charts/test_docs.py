@@ -16,7 +16,6 @@ from tests.charts import addon_crds
 from tests.charts.rendering import GATEWAY, REPOSITORY, VALUE_SETS, Helm, containers, pod_specs
 from tests.cluster_env.control_plane import ControlPlane
 
-pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
 
 PAGE: Final = "".join((REPOSITORY / "docs" / name).read_text() for name in ("kubernetes.md", "upgrade.md"))

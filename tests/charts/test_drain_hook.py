@@ -16,7 +16,6 @@ from tests.harness.listening import accepting
 from tests.harness.ports import free_port
 from tests.harness.processes import ManagedProcess, connects, managed_process, wait_until
 
-pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
 
 HOOK = Path(__file__).parents[2] / "deploy/helm/prefix-gateway/files/drain.sh"

@@ -20,7 +20,6 @@ from tests.image_env.dockerfiles import FOLDER, REPOSITORY, context_files
 from tests.image_env.engine import Engine, pip_settings
 from tests.image_env.environment import NAMES, BuiltImage
 
-pytest_plugins = ["tests.image_env.fixtures"]
 pytestmark = pytest.mark.cluster
 
 Images = Mapping[str, BuiltImage]

@@ -25,8 +25,6 @@ from tests.charts.rendering import GATEWAY, Helm, of_kind
 from tests.harness.gateway import running_bootstrap
 from tests.harness.ports import free_port
 
-pytest_plugins = ["tests.charts.fixtures", "tests.harness.fixtures"]
-
 DASHBOARD: Final = json.loads((GATEWAY / "files" / "dashboard.json").read_text())
 ALERTS: Final = yaml.safe_load((GATEWAY / "files" / "alerts.yaml").read_text())
 

@@ -23,7 +23,6 @@ from tests.charts.rendering import (
     pod_specs,
 )
 
-pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
 
 METRIC = {

@@ -21,7 +21,6 @@ from tests.charts.rendering import (
     value_set,
 )
 
-pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
 
 SOUND: dict[str, Any] = {

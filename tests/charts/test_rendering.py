@@ -23,7 +23,6 @@ from tests.charts.rendering import (
 )
 from tests.cluster_env import environment
 
-pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
 
 MADE_ANEW: Final = re.compile(r"(password: |checksum/password: |tls\.(?:crt|key): ).*")

@@ -19,7 +19,6 @@ from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.images import with_images
 from tests.harness.processes import wait_until
 
-pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
 
 METRIC: Final = (

@@ -18,7 +18,6 @@ from tests.cluster.installed import valkey_image
 from tests.harness.ports import free_port
 from tests.harness.processes import managed_process
 
-pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
 
 

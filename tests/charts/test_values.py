@@ -13,7 +13,6 @@ import yaml
 from tests.charts import policy_schema, values_table
 from tests.charts.rendering import GATEWAY, MODEL_SERVER, Helm, HelmError, behind, of_kind, pod_of, pod_specs
 
-pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
 
 

@@ -19,7 +19,6 @@ from tests.harness.kubelet.images import built_image
 from tests.harness.kubelet.running import RunningNode, running_node
 from tests.image_env.environment import BuiltImage
 
-pytest_plugins = ["tests.cluster_env.fixtures", "tests.image_env.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.envoy, pytest.mark.timeout(600)]
 
 OTHER = "another-model"

@@ -24,7 +24,6 @@ from tests.harness.kubelet.images import Image
 from tests.harness.kubelet.running import RunningNode, running_node
 from tests.harness.processes import wait_until
 
-pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.envoy, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 NAMESPACE: Final = "models"

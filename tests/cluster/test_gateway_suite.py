@@ -23,7 +23,6 @@ from tests.harness.kubelet.running import RunningNode, running_node
 from tests.harness.role import rules
 from tests.harness.simulated_pool import install_policy_crd
 
-pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.envoy, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 SERVERS: Final = "inference-conformance-app-backend"

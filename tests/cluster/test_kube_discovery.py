@@ -15,7 +15,6 @@ from tests.harness.data_plane import DUPLEX, exchange
 from tests.harness.processes import wait_until
 from tests.harness.site import Site, running_site
 
-pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = [pytest.mark.cluster]
 
 

@@ -14,7 +14,6 @@ import pytest
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.site import Site, running_site
 
-pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = [pytest.mark.cluster]
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "kubernetes-policy.md"

@@ -20,7 +20,6 @@ from tests.harness.processes import wait_until
 from tests.harness.simulated_pool import POOL
 from tests.harness.site import Site, running_site
 
-pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = [pytest.mark.cluster]
 
 NEW: Final = "llm-d.ai"

@@ -24,7 +24,6 @@ from tests.harness.processes import wait_until
 from tests.harness.simulated_pool import POOL, install_policy_crd, picker_account, policy_document
 from tests.harness.site import Site, admin, running_site
 
-pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = [pytest.mark.cluster]
 
 NONSENSE: Sequence[tuple[str, dict[str, Any], str]] = (

@@ -22,7 +22,6 @@ from tests.harness.simulated_pool import (
 )
 from tests.harness.site import admin, site_config
 
-pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = [pytest.mark.cluster]
 
 _POOLS = ["llama", "mistral", "qwen"]

@@ -19,7 +19,6 @@ from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.kubelet.images import REPOSITORY, Image
 from tests.harness.kubelet.running import running_node
 
-pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.envoy, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 RELEASE: Final = "0.1.0"

@@ -35,7 +35,6 @@ from tests.harness.kubelet.running import RunningNode, running_node
 from tests.harness.processes import managed_process, wait_until
 from tests.harness.promtool import program
 
-pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.envoy, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 PROMETHEUS: Final = "127.0.0.1:9999"

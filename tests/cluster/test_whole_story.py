@@ -32,7 +32,6 @@ from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.kubelet.running import RunningNode, running_node
 from tests.harness.processes import wait_until
 
-pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.envoy, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 OUTAGE_S: Final = 20

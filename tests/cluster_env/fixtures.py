@@ -1,5 +1,4 @@
-"""Fixtures that give a real control plane to tests. A test module asks for them with
-`pytest_plugins = ["tests.cluster_env.fixtures"]` and marks its tests `cluster`.
+"""Fixtures that give a real control plane to tests, which are marked `cluster`.
 
 One control plane starts once a run, some 10 s after the first test asks. All tests share it, and each test
 works in a namespace of its own. A test that breaks the control plane, or that needs one without CRDs, takes

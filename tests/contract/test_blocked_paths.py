@@ -15,8 +15,6 @@ from tests.contract.vllm_routes import FOR_CLIENTS, ROUTES, SAMPLES, reaches_ope
 from tests.vllm_env.environment import VllmEnvironment
 from tests.vllm_env.recording import read_routes
 
-pytest_plugins = ["tests.vllm_env.fixtures"]
-
 
 def spellings() -> Iterator[str]:
     for path in SAMPLES:

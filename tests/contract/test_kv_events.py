@@ -20,8 +20,6 @@ from model_server.server.kv_events import BlockStored, KvEventBatch, KvEventLog,
 from tests.contract.recordings import KvEventRecording, RecordedRequest, read_kv_events
 from tests.vllm_env.environment import VllmEnvironment
 
-pytest_plugins = ["tests.vllm_env.fixtures"]
-
 VLLM_DECODER = """
 import json, logging, sys
 logging.disable()

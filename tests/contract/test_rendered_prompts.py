@@ -17,8 +17,6 @@ from tests.unit.request.test_client_cases import DIFFERENT, EQUAL, billed
 from tests.vllm_env.environment import VllmEnvironment
 from tests.vllm_env.recording import render
 
-pytest_plugins = ["tests.vllm_env.fixtures"]
-
 WITHOUT_TEXT = {"the uuid of media", "the uuids of media", "media without a type"}
 CASES = {**EQUAL, **DIFFERENT}
 WORDS = ("go on", "list the files", "Ünï 🦊", "why?")

@@ -19,8 +19,6 @@ from tests.contract.recordings import read_text
 from tests.vllm_env.environment import VllmEnvironment
 from tests.vllm_env.recording import read_request_fields
 
-pytest_plugins = ["tests.vllm_env.fixtures"]
-
 FIELDS: dict[str, dict[str, Any]] = json.loads(read_text("request_fields.json"))
 OURS: list[tuple[str, Any, Mapping[str, tuple[object, ...]]]] = [
     ("completions", CompletionBody, NEUTRAL),

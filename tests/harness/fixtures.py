@@ -1,4 +1,4 @@
-"""Fixtures over the harness, for `pytest_plugins = ["tests.harness.fixtures"]`."""
+"""Fixtures over the harness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixture of `http_model_server`, for `pytest_plugins = ["tests.harness.http_model_server_fixtures"]`."""
+"""The fixture of `http_model_server`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""The fixture of the built images, for `pytest_plugins = ["tests.image_env.fixtures"]`. Tests that use it are
-marked `cluster`. If the images are not built, these tests are skipped and name the command that builds
-them, or fail if PREFIX_GATEWAY_REQUIRE_CLUSTER=1.
+"""The fixture of the built images. Tests that use it are marked `cluster`. If the images are not built, these
+tests are skipped and name the command that builds them, or fail if PREFIX_GATEWAY_REQUIRE_CLUSTER=1.
 """
 
 from __future__ import annotations

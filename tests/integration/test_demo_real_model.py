@@ -18,7 +18,6 @@ from tests.harness.prepared import prepared
 from tests.vllm_env import tiny_model
 from tests.vllm_env.environment import REQUIRED, VllmEnvironment
 
-pytest_plugins = ["tests.vllm_env.fixtures"]
 pytestmark = [pytest.mark.envoy, pytest.mark.vllm]
 
 

@@ -16,7 +16,6 @@ from tests.harness.gateway import Gateway, running_gateway
 from tests.harness.processes import wait_until
 from tests.integration.test_faults_sick_servers import POLICY, complete_anew, left_out
 
-pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
 
 

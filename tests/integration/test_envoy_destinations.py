@@ -15,7 +15,6 @@ from tests.harness.fake_picker import DESTINATION
 from tests.harness.gateway import EnvoyBench, running_bootstrap
 from tests.harness.ports import free_port
 
-pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
 
 

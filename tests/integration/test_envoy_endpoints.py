@@ -14,7 +14,6 @@ from tests.harness.envoy import MODEL_SERVERS
 from tests.harness.gateway import EnvoyBench
 from tests.harness.processes import wait_until
 
-pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
 
 

@@ -16,7 +16,6 @@ from tests.harness.gateway import EnvoyBench, Gateway, running_bootstrap, runnin
 from tests.harness.processes import wait_until
 from tests.harness.raw_http import send_raw
 
-pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
 BODY = b'{"model": "m", "prompt": "hello"}'

@@ -15,7 +15,6 @@ from epp.config.settings import load_config
 from tests.harness.gateway import running_gateway
 from tests.harness.processes import wait_until
 
-pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
 
 TYPE = "type.googleapis.com/envoy.extensions.filters.http.api_key_auth.v3.ApiKeyAuth"

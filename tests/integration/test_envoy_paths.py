@@ -17,7 +17,6 @@ from tests.contract.vllm_routes import SAMPLES, reaches_operators
 from tests.harness.envoy import connection_manager
 from tests.harness.gateway import EnvoyBench, running_gateway
 
-pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
 
 

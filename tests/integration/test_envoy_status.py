@@ -15,7 +15,6 @@ from tests.harness.gateway import running_bootstrap
 from tests.harness.ports import free_port
 from tests.harness.raw_http import send_raw
 
-pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
 
 

@@ -11,7 +11,6 @@ import pytest
 from tests.harness.gateway import EnvoyBench, running_bootstrap
 from tests.harness.processes import wait_until
 
-pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
 
 LIMIT_BYTES = 3 * 2**20

@@ -20,7 +20,6 @@ from tests.harness.fake_picker import running_fake_picker
 from tests.harness.gateway import EnvoyBench, as_endpoints, config_in, running_bootstrap
 from tests.harness.ports import free_port
 
-pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
 
 

@@ -18,7 +18,6 @@ from tests.harness.gateway import Gateway, answers_in_flight, running_gateway, r
 from tests.harness.http2 import http2_client
 from tests.harness.processes import wait_until
 
-pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
 
 STREAMS = 8

@@ -13,7 +13,6 @@ from tests.harness.backend import MetricsPage
 from tests.harness.gateway import Gateway, running_gateway
 from tests.harness.processes import wait_until
 
-pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
 
 FAST_SCRAPES = {"intervalSeconds": 0.1, "timeoutSeconds": 0.3, "failuresToEject": 3}

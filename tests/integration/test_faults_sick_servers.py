@@ -16,7 +16,6 @@ from tests.harness.client import Reply
 from tests.harness.gateway import Gateway, running_gateway
 from tests.harness.processes import wait_until
 
-pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
 
 POLICY = {"scrape": {"intervalSeconds": 0.2, "timeoutSeconds": 1}, "failures": {"trialSeconds": 0.5}}

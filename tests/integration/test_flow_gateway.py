@@ -22,7 +22,6 @@ from tests.harness.envoy import EXT_PROC
 from tests.harness.gateway import Gateway, running_gateway, write_endpoints
 from tests.harness.processes import wait_until
 
-pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
 
 PATIENCE_S = 1.0

@@ -16,7 +16,6 @@ from tests import engine_env
 from tests.harness.prepared import prepared
 from tests.vllm_env.environment import VllmEnvironment
 
-pytest_plugins = ["tests.harness.fixtures", "tests.vllm_env.fixtures"]
 pytestmark = [pytest.mark.envoy, pytest.mark.vllm, pytest.mark.slow]
 
 

@@ -24,7 +24,6 @@ from tests.vllm_env.environment import REQUIRED
 from tests.vllm_env.gateway import running_vllm_gateway
 from tests.vllm_env.server import MODEL_NAME, VllmServer
 
-pytest_plugins = ["tests.vllm_env.fixtures"]
 pytestmark = [pytest.mark.envoy, pytest.mark.timeout(900)]
 
 REFUSED = {

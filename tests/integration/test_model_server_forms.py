@@ -10,7 +10,6 @@ import pytest
 from tests.harness.http_model_server import HttpModelServer, Start
 from tests.integration.test_model_server_front_ends import named_events
 
-pytest_plugins = ["tests.harness.http_model_server_fixtures"]
 pytest.importorskip("llguidance", reason="requirements/dev.txt has it")
 
 TOWN = {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]}

@@ -14,8 +14,6 @@ from tests.harness.http_model_server import PROMPT, HttpModelServer, Start
 from tests.unit.request.client_shapes import TURNS as CLIENTS
 from tests.unit.request.client_shapes import sent
 
-pytest_plugins = ["tests.harness.http_model_server_fixtures"]
-
 USER = {"role": "user", "content": PROMPT}
 MESSAGES = {"max_tokens": 20, "messages": [USER]}
 

@@ -10,8 +10,6 @@ from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
 from tests.harness.http_model_server import NEVER_ENDING, PROMPT, Start, until
 
-pytest_plugins = ["tests.harness.http_model_server_fixtures"]
-
 
 @pytest.mark.core
 async def test_a_completion_has_the_apis_shape(start: Start) -> None:

@@ -19,8 +19,6 @@ from model_server.server.backends import CostSettings
 from model_server.server.serve import Server, ServerSettings, listening
 from tests.harness.http_model_server import FAST, NEVER_ENDING, HttpModelServer, Start, until
 
-pytest_plugins = ["tests.harness.http_model_server_fixtures"]
-
 
 @pytest.mark.parametrize(
     ("path", "body", "param"),

@@ -7,8 +7,6 @@ import asyncio
 from model_server.core.scheduler import SchedulerLimits
 from tests.harness.http_model_server import NEVER_ENDING, PROMPT, Start, until
 
-pytest_plugins = ["tests.harness.http_model_server_fixtures"]
-
 
 async def test_an_adapter_comes_and_goes_at_run_time(start: Start) -> None:
     server = await start()

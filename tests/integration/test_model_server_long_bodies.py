@@ -10,8 +10,6 @@ from typing import Any
 from model_server.core.request import TokenId
 from tests.harness.http_model_server import Start, until
 
-pytest_plugins = ["tests.harness.http_model_server_fixtures"]
-
 _LOAD = {"lora_name": "new", "lora_path": "/v1"}
 
 

@@ -12,7 +12,6 @@ import pytest
 from tests.harness.gateway import Gateway, running_gateway, write_endpoints, write_policy
 from tests.harness.processes import wait_until
 
-pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
 
 PROMPT = "a prompt long enough for several chunks " * 60

@@ -17,7 +17,6 @@ from tests.harness.gateway import Gateway, running_gateway
 from tests.harness.processes import wait_until
 from tests.harness.redis_server import faulty, running_redis
 
-pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
 
 _MIB = 2**20

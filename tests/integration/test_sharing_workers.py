@@ -19,7 +19,6 @@ from tests.harness.processes import wait_until
 from tests.harness.sharing import both_ways, met, sharing
 from tests.unit.picker.picker_questions import text
 
-pytest_plugins = ["tests.harness.fixtures"]
 SETTINGS = Sharing(flush_interval_seconds=0.02)
 
 

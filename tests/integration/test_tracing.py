@@ -22,8 +22,6 @@ from tests.harness.listening import WebServer, accepting
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
 
-pytest_plugins = ["tests.harness.fixtures"]
-
 
 @dataclass(frozen=True, slots=True)
 class Span:

@@ -17,7 +17,6 @@ from model_server.core.request import Adapter
 from tests.harness.http_model_server import HttpModelServer, Start
 from tests.vllm_env.server import MODEL_NAME, VllmServer
 
-pytest_plugins = ["tests.harness.http_model_server_fixtures", "tests.vllm_env.fixtures"]
 pytestmark = pytest.mark.vllm
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -32,7 +32,6 @@ from tests.vllm_env.environment import VllmEnvironment
 from tests.vllm_env.prompts import prose
 from tests.vllm_env.server import BLOCK_TOKENS, MODEL_NAME, VllmServer
 
-pytest_plugins = ["tests.vllm_env.fixtures"]
 # The first test waits for the servers to start.
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

@@ -17,7 +17,6 @@ from tests.vllm_env.gateway import CHAT, HITS, Routed, VllmGateway, running_vllm
 from tests.vllm_env.prompts import prose
 from tests.vllm_env.server import VllmServer
 
-pytest_plugins = ["tests.vllm_env.fixtures"]
 # The first test waits for the servers to start.
 pytestmark = [pytest.mark.vllm, pytest.mark.envoy, pytest.mark.timeout(900)]
 

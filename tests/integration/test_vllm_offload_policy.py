@@ -21,7 +21,6 @@ from tests.vllm_env import server as vllm
 from tests.vllm_env import tiny_model
 from tests.vllm_env.environment import VllmEnvironment
 
-pytest_plugins = ["tests.vllm_env.fixtures"]
 # The manager's answers and the server's start both wait for an import of vLLM.
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

@@ -25,7 +25,6 @@ from tests.vllm_env import tiny_model
 from tests.vllm_env.environment import VllmEnvironment
 from tests.vllm_env.prompts import prose
 
-pytest_plugins = ["tests.vllm_env.fixtures"]
 pytestmark = pytest.mark.vllm
 
 SEED, TOPIC = 7, "pod"

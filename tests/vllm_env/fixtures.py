@@ -1,5 +1,4 @@
-"""Fixtures that give real vLLM servers to tests. A test module asks for them with
-`pytest_plugins = ["tests.vllm_env.fixtures"]` and marks its tests `vllm`.
+"""Fixtures that give real vLLM servers to tests, which are marked `vllm`.
 
 Two servers start once a run, about a minute after the first test asks. If the environment is not built, the
 tests are skipped and name the command that builds it, or fail if PREFIX_GATEWAY_REQUIRE_VLLM=1.

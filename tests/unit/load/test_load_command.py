@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
 from pathlib import Path
 
 import pytest
 
 from bench.demo.address import Place, announced, running
-from bench.load.figures import LOOK_S, Figures, Health, RunRecord, Samples, together
-from bench.load.report import text
+from bench.load.figures import LOOK_S, Health
 from bench.load.sse import AnswerError, read_answer
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
@@ -37,17 +34,6 @@ def test_an_incomplete_answer_is_an_error_with_its_class(body: bytes, kind: str)
     assert caught.value.kind == kind
 
 
-def test_quantiles_are_within_half_a_percent_and_add_up() -> None:
-    rng = random.Random(1)
-    values = sorted(rng.lognormvariate(-2, 1.5) for _ in range(5000))
-    whole = Samples()
-    for n in range(3):
-        whole.merge(Samples.of(json.loads(json.dumps(Samples(values[n::3]).document()))))
-    for share in (0.25, 0.5, 0.99):
-        assert whole.quantile(share) == pytest.approx(values[round(share * 5000) - 1], rel=0.005)
-    whole.check_integrity()
-
-
 def test_the_verdict_tells_own_work_from_a_machine_that_others_use() -> None:
     for cpu, waited, said in ((0.7, 0.01, "--processes"), (0.05, 0.3, "waited 30% of the time")):
         health = Health()
@@ -60,19 +46,6 @@ def test_the_verdict_tells_own_work_from_a_machine_that_others_use() -> None:
             health.note_wake(late_s=0.04)
         assert said in health.verdict(median_ttft_s=0.1)[0]
         assert health.verdict(median_ttft_s=10.0) == [], "40 ms are little beside 10 s"
-
-
-def test_the_report_has_figures_failures_and_verdict_and_is_read_back(tmp_path: Path) -> None:
-    made = Figures(asked=11, answered=10, prompt_tokens=1000, cached_tokens=250, first_at=5.0, last_at=15.0)
-    for name in ("ttft_s", "answer_s"):
-        made.measures[name] = Samples([0.4] * 10)
-    made.fail("status 503", "status 503: none ready")
-    for _ in range(10):
-        made.health.note_window(wall_s=1.0, cpu_s=1.0, waited_s=0.0)
-    RunRecord("a", {}, together([made])).write(tmp_path / "f.json")
-    said = text(RunRecord.read(tmp_path / "f.json"))
-    for part in ("400 ms", "25.0%", "1 failed by class 'status 503'", "BOTTLENECK", "10 of 10 seconds"):
-        assert part in said
 
 
 def test_a_running_demo_is_found_and_a_killed_demo_is_ignored(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import pytest
 
@@ -22,11 +21,9 @@ from bench.routing.bench import (
     Run,
     Setting,
     calibrate,
-    costs_of,
     outcome_of,
     shape_of,
     simulate,
-    spec_of,
 )
 from bench.routing.catalog import CONFIGS
 from bench.routing.live import vllm
@@ -34,7 +31,6 @@ from bench.routing.live.vllm_fleet import Speed
 from bench.routing.picker_router import PickerRouter
 from bench.routing.report import cells_of, goals
 from bench.routing.rows import Row, mean_row
-from bench.routing.traces import TraceError
 from bench.routing.workloads import SPECS, OpenLoop
 from epp.config.policy import DEFAULT_POLICY, RuleName
 from epp.picker.prefix_index.integrity import check_integrity
@@ -76,32 +72,6 @@ def test_every_workload_runs_and_repeats_itself(workload: str) -> None:
     assert repr(first) == repr(again)
     assert len(first.records) > 10
     assert len({record.server for record in first.records}) > 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workload", ["b2b", "chat", "lora"])
-def test_routing_by_prefix_finds_more_in_the_caches_than_taking_turns(workload: str) -> None:
-    setting = replace(TINY, scale=0.1)
-    least_cost, in_turn = (
-        simulate(run_of(rule, workload, setting=setting)).row for rule in ("least-cost", "rr")
-    )
-    assert least_cost.hit_ratio > in_turn.hit_ratio
-
-
-def test_each_number_draws_another_workload() -> None:
-    specs = map(spec_of, ("drawn-1", "drawn-1", "drawn-2"))
-    first, again, other = (spec.make(Random(1), 20) for spec in specs if spec.make is not None)
-    assert first == again != other
-    with pytest.raises(TraceError):
-        spec_of("drawn-x")
-
-
-def test_a_constant_of_the_servers_changes_what_requests_take() -> None:
-    slow = replace(TINY, costs="decode_step_s=0.016")
-    usual, slower = (simulate(run_of("rr", setting=setting)).row for setting in (TINY, slow))
-    assert slower.tpot_p90_s > 1.5 * usual.tpot_p90_s
-    with pytest.raises(TypeError):
-        costs_of("decode_steps=1")
 
 
 def test_a_mooncake_trace_is_read_with_its_blocks(tmp_path: Path) -> None:
