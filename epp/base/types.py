@@ -74,13 +74,13 @@ class Address:
         """Read `ip:port`, with IPv6 in brackets. Raises ValueError for other text, such as host names."""
         host, _, port = text.strip().rpartition(":")
         if len(port) > 5 or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError(f"{text!r} is not ip:port (the port is missing or out of range)")
+            raise ValueError(f"{text!r} is not ip:port (the port, such as :8000, is missing or out of range)")
         bracketed = host.startswith("[") and host.endswith("]")
         try:
             ip = ipaddress.ip_address(host[1:-1] if bracketed else host)
         except ValueError:
             raise ValueError(
-                f"{text!r} is not ip:port (no host names; an IPv6 address goes in brackets)"
+                f"{text!r} is not ip:port, such as 10.0.0.1:8000 (no host names; an IPv6 address goes in brackets)"
             ) from None
         if bracketed != (ip.version == 6):
             raise ValueError(f"{text!r} is not ip:port (an IPv6 address goes in brackets)")

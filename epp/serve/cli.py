@@ -53,9 +53,7 @@ the gateway in one command:
 with files of your own:
   config.yaml:     endpointsFile: endpoints.yaml
                    envoy: {edsFile: eds.json}
-  endpoints.yaml:  endpoints:
-                     - {name: a, address: "10.0.0.1:8000"}
-                     - {name: b, address: "10.0.0.2:8000"}
+  endpoints.yaml:  endpoints: [{name: a, address: "10.0.0.1:8000"}]
   epp check --config config.yaml
   epp serve --config config.yaml &
   epp envoy-config --config config.yaml > envoy.yaml && envoy -c envoy.yaml --disable-hot-restart
@@ -243,7 +241,7 @@ def _positive(text: str) -> float:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command. Return its exit status, which is 2 if the configuration cannot be used."""
-    args = command_line().parse_args(sys.argv[1:] if argv is None else argv)
+    args = command_line().parse_args((sys.argv[1:] if argv is None else argv) or ["--help"])
     try:
         status = _run(args)
         if sys.stdout is not None:  # None: the program was started with standard output closed
@@ -344,7 +342,8 @@ def _check(config: Config, *, verbose: bool, as_json: bool) -> int:
         shown = {"config": config, "policy": inputs.policy, "endpoints": endpoints}
         print((msgspec.json if as_json else msgspec.yaml).encode(shown).decode().rstrip())
         return 0
-    where = f"{len(listed)} endpoints" if config.kubernetes is None else "endpoints from the cluster"
+    count = f"{len(listed)} endpoint{'s' * (len(listed) > 1)}"
+    where = count if config.kubernetes is None else "endpoints from the cluster"
     print(
         f"OK: {where}, rule {inputs.policy.spec.rule}, picker on {config.listen.address}, gateway {preflight.named(config)}"
     )

@@ -195,7 +195,7 @@ async def _announce(config: Config, *, page: Address, write: Path | None) -> Non
     print(f"gateway    {url}  (OpenAI API)\nlive page  http://{_reached(page)}/")
     if write is not None:
         print(
-            f"files      {write}: for epp serve --config config.yaml and envoy -c envoy.yaml --disable-hot-restart"
+            f"files      {write.resolve()}: for epp serve --config config.yaml and envoy -c envoy.yaml --disable-hot-restart"
         )
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
     told = f"curl {insecure}{url}/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}"

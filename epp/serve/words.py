@@ -39,7 +39,11 @@ class WordsParser(argparse.ArgumentParser):
             known = self._option_string_actions if is_option else self.commands
             if not any(each.startswith(name) if is_option else each == name for each in known):
                 meant = difflib.get_close_matches(name, known, n=1)
-                what = f"did you mean {meant[0]}?" if meant else f"there are {', '.join(sorted(known))}"
+                what = (
+                    f"did you mean {meant[0]}?"
+                    if meant
+                    else f"there are {', '.join({**self.commands, **known})}"
+                )
                 self.error(f"there is no {'option' if is_option else 'command'} {name}; {what}")
             if not is_option:
                 break

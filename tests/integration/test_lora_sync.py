@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import random
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import aiohttp
@@ -63,34 +58,6 @@ async def test_the_server_follows_the_file_and_keeps_the_adapters_from_its_start
         client.url = there
         await sync.sync()
         assert sync.in_sync
-
-
-def command(*flags: str) -> list[str]:
-    return [sys.executable, "-m", "model_server", *flags]
-
-
-def test_the_command_shows_its_status_and_runs_until_a_signal(tmp_path: Path) -> None:
-    file = tmp_path / "adapters.yaml"
-    file.write_text("adapters: [{name: sql, path: /sql}]")
-    serve = command("serve", "--port", "0", "--model", "demo", "--allow-runtime-lora-updating")
-    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            url = server.stdout.readline().split()[-1]
-            sync = command("lora-sync", "--server", url, "--file", str(file))
-            with subprocess.Popen(
-                [*sync, "--status-port", "0"], stdout=subprocess.PIPE, text=True
-            ) as running:
-                assert running.stdout is not None
-                port = int(running.stdout.readline().split(":")[2].split("/")[0])
-                client = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-                client.request("GET", "/status")
-                assert json.loads(client.getresponse().read())["server"] == url
-                client.close()
-                running.send_signal(signal.SIGTERM)
-                assert running.wait(timeout=30) == 0
-        finally:
-            server.kill()
 
 
 def test_senseless_flags_have_their_exit_code(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from epp.picker.flow.accounts import FlowStatus
 _SAMPLE_S: Final = 10.0
 _SAMPLES: Final = 30
 _SMALL_FLEET: Final = 100
+_SILENT_S: Final = 5.0
+"""A server whose metrics page has failed for so long does not answer."""
 _FRESH_S: Final = 2.0
 _FRESH_LARGE_S: Final = 10.0
 """Seconds between two versions of the JSON for many endpoints, since reading all of them costs CPU."""
@@ -86,7 +88,7 @@ class Board:
             "policy": status.policy,
             "rule": status.rule,
             "problems": [printable(each) for each in (*_problems(status), *self._problems())],
-            "recent": _recent(self.decisions),
+            "recent": _recent(self.decisions, now_unix_s=time.time()),
             "table_entries": status.table_entries,
             "refresh_s": _FRESH_S if len(status.endpoints) <= _SMALL_FLEET else _FRESH_LARGE_S,
             "endpoints": [self._row(e, oldest.get(e.name)) for e in status.endpoints],
@@ -121,21 +123,21 @@ def _problems(status: PickerStatus) -> Iterator[str]:
         yield "There are no endpoints: every request gets 503. Name some in the endpoints file or the pool."
     elif not any(e.ready for e in status.endpoints):
         yield "No endpoint is ready. The reason stands in its row."
+    elif all(e.scrape_error and (e.scrape_age_s or _SILENT_S) >= _SILENT_S for e in status.endpoints):
+        yield f"No model server answers ({status.endpoints[0].scrape_error}). Requests are sent there all the same."
     if status.overload_ratio > 0:
         yield f"The picker is overloaded: it passes {status.overload_ratio:.0%} of the requests unread. Give it more CPU."
     if status.draining:
-        yield "The picker is ending: it takes no new data planes."
+        yield "The picker is ending, after its requests in flight."
 
 
-def _recent(records: DecisionRing) -> dict[str, Any]:
+def _recent(records: DecisionRing, *, now_unix_s: float) -> dict[str, Any]:
     """Return the figures of the requests of the last minute that are still kept."""
-    newest = records[-1].at_unix_s if records else 0.0
-    found = list(takewhile(lambda record: record.at_unix_s > newest - _RECENT_S, reversed(records)))
-    span_s = _RECENT_S if len(found) < len(records) or len(found) < 2 else newest - found[-1].at_unix_s
+    found = list(takewhile(lambda record: record.at_unix_s > now_unix_s - _RECENT_S, reversed(records)))
+    span_s = _RECENT_S if len(found) < len(records) or len(found) < 2 else now_unix_s - found[-1].at_unix_s
     ttfts = sorted(r.ttft_s for r in found if isinstance(r, Decision) and r.ttft_s is not None)
     failed = sum((r.status or 0) >= _ERROR_STATUS or r.outcome in ("failed", "refused") for r in found)
     return {
-        "newest": newest,
         "per_s": len(found) / max(1.0, span_s),
         "ttft_p50_s": ttfts[len(ttfts) // 2] if ttfts else None,
         "ttft_p90_s": ttfts[9 * len(ttfts) // 10] if ttfts else None,

@@ -71,7 +71,7 @@ def _text_of(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ReplayError(f"cannot read {path}: {error}") from error
+        raise ReplayError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _read_lines(text: bytes, name: str, *, into: _Lines) -> None:

@@ -9,18 +9,16 @@ import json
 import re
 import shlex
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import pytest
 import yaml
 
-from epp.config.policy import PolicySpec, load_policy
-from epp.config.settings import Config, load_config
+from epp.config.policy import PolicySpec
+from epp.config.settings import Config
 from epp.observe.telemetry import catalog
 from epp.serve import cli as picker
-from epp.sources.files.endpoints_file import load_endpoints
 from model_server import cli as server
 from tests.unit.docs.pages import PAGES, REPOSITORY, Page
 
@@ -186,27 +184,12 @@ def test_every_field_that_is_named_exists_in_configuration_policy_or_chart(page:
             assert is_a_field(dotted[1]), span
 
 
-# -- examples that are files ---------------------------------------------------------------------------------
-
-
-def test_the_three_files_of_the_start_page_are_valid(tmp_path: Path) -> None:
-    blocks = [text for language, text in NAMED["docs/start.md"].blocks if language == "yaml"]
-    assert len(blocks) == 3
-    config, endpoints, policy = blocks
-    (tmp_path / "config.yaml").write_text(config)
-    load_config(tmp_path / "config.yaml")
-    assert [each.name for each in load_endpoints(endpoints, source="page").endpoints] == ["a", "b"]
-    assert load_policy(policy, source="page").spec.rule == "least-cost"
-
-
 # -- upgrades ------------------------------------------------------------------------------------------------
-
-COMMAND_BLOCK = re.compile(r"^```(?:sh|console)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def test_an_upgrade_in_the_docs_keeps_the_values_that_were_set() -> None:
     """With `--reuse-values`, a value that a new chart brings would be missing."""
-    blocks = [block for page in PAGES for block in COMMAND_BLOCK.findall(page.text)]
+    blocks = [text for page in PAGES for language, text in page.blocks if language in ("", "sh", "console")]
     upgrades = [line for block in blocks for line in block.splitlines() if "helm upgrade" in line]
     assert len(upgrades) >= 2
     assert [line for line in upgrades if "--reset-then-reuse-values" not in line] == []

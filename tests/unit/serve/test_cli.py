@@ -28,7 +28,7 @@ def config(tmp_path: Path) -> Path:
 def test_a_check_prints_one_line_if_all_is_well(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--config", str(config)]) == 0
     assert capsys.readouterr() == (
-        "OK: 1 endpoints, rule least-cost, picker on 127.0.0.1:9002, gateway envoy\n",
+        "OK: 1 endpoint, rule least-cost, picker on 127.0.0.1:9002, gateway envoy\n",
         "",
     )
 

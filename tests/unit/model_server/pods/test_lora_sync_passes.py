@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_server.pods.lora_sync import Action, Adapters, AdapterServer, LoraSync, ServerError, read_adapters
+from model_server.pods.lora_sync import Action, Adapters, AdapterServer, LoraSync, ServerError
 from tests.harness.clock import Clock
 
 
@@ -141,13 +141,6 @@ def test_once_faults_end_the_wanted_adapters_are_served(
                 assert conflicts <= started_with.keys()
                 assert all(served[name] == path for name, path in wanted.items() if name not in conflicts)
                 assert all(served[name] == path for name, path in started_with.items())
-
-
-def test_the_adapter_file_in_the_docs_can_be_read(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[4] / "docs" / "lora.md").read_text()
-    file = tmp_path / "adapters.yaml"
-    file.write_text(page.rpartition("```yaml\n")[2].partition("```")[0])
-    assert list(read_adapters(file)) == ["sql", "legal"]
 
 
 @pytest.mark.parametrize(

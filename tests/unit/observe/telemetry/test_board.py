@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -141,6 +142,10 @@ def test_requests_and_waiting_tenants_are_shown_in_bounded_text() -> None:
     [
         (PickerStatus(endpoints=()), "There are no endpoints"),
         (PickerStatus(endpoints=(status_of_endpoint(ready=False),)), "No endpoint is ready"),
+        (
+            PickerStatus(endpoints=(status_of_endpoint(scrape_error="refused", scrape_age_s=9),)),
+            "No model server answers (refused)",
+        ),
         (PickerStatus(endpoints=(status_of_endpoint(),), overload_ratio=0.25), "passes 25% of the requests"),
         (PickerStatus(endpoints=(status_of_endpoint(),), draining=True), "The picker is ending"),
         (PickerStatus(endpoints=(status_of_endpoint(),)), "p.yaml: line 4"),
@@ -156,7 +161,11 @@ def test_the_figures_are_those_of_the_last_minute() -> None:
     page = BoardPage(status_of_endpoint(table_bytes=101, table_capacity_bytes=100))
     for n in range(5):
         made = decision(f"r{n}")
-        made.at_unix_s, made.ttft_s, made.status = 30.0 * n, float(n), 500 if n == 4 else 200
+        made.at_unix_s, made.ttft_s, made.status = (
+            time.time() + 900 * (n - 3),
+            float(n),
+            500 if n == 4 else 200,
+        )
         page.ring.append(made)
     recent = page.board.own()["recent"]
     assert (recent["per_s"], recent["errors"]) == (2 / 60, 1)
