@@ -52,9 +52,9 @@ def on_gpu(device: str) -> list[Step]:
         _engine("step times, 8B", "step-times", arguments=large, planned_s=50, timeout_s=150),
         _engine("001-6, 8B", "001-6", arguments=large, planned_s=45, timeout_s=150),
         _engine("001-8, 8B", "001-8", arguments=large, repeats=3, planned_s=30, timeout_s=120),
-        _engine("003-5, GPT-2's size", "003-5", arguments=small, repeats=2, planned_s=45, timeout_s=150),
-        _engine("001-7, 8B", "001-7", arguments=large, planned_s=160, timeout_s=300),
-        _tiers("OPT-30B", ("--shape", "opt-30b", *opt), planned_s=80, timeout_s=200, missing=_no_patterns()),
+        _engine("003-5, GPT-2's size", "003-5", arguments=small, repeats=2, planned_s=55, timeout_s=150),
+        _engine("001-7, 8B", "001-7", arguments=large, planned_s=160, timeout_s=400),
+        _tiers("OPT-30B", ("--shape", "opt-30b", *opt), planned_s=110, timeout_s=400, missing=_no_patterns()),
         _gateway(device="cuda", seconds=25, planned_s=130, timeout_s=300),
     ]
 

@@ -103,7 +103,7 @@ def _ask_all(cell: Cell, stores: Stores, compute: Compute, args: argparse.Namesp
     history = Traffic(recorded, seed=6).taught_as_asked()
     for each in served:
         each.teach(history)
-        for ask in warm_up if each.system is not RECOMPUTE else []:
+        for ask in warm_up if each.system is not RECOMPUTE else warm_up[:1]:
             each.ask(ask, without_waiting)
         each.warmed()
     stores.disk.now = DirectDisk() if args.disk == "direct" else Disk()

@@ -47,7 +47,7 @@ class DirectDisk(Disk):
                 self._opened[key] = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_DIRECT)
             except OSError as error:
                 raise SystemExit(
-                    f"files cannot be read past the page cache here ({error}); give --folder on a disk"
+                    f"files cannot be read past the page cache here ({error}); set TMPDIR on a disk"
                 ) from error
         return self._opened[key]
 

@@ -99,6 +99,7 @@ class RealCompute:
     """Uses `distinct` layers of random weights in turns. Each layer is larger than any cache of a GPU."""
 
     def __init__(self, shape: Shape, *, device: torch.device, dtype: torch.dtype, distinct: int = 4) -> None:
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan the attention of each new length
         self._shape, self._device, self._dtype = shape, device, dtype
         width = shape.width
         options = {"device": device, "dtype": dtype}

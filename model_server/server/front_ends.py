@@ -12,7 +12,7 @@ import base64
 import random
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -39,11 +39,21 @@ NEUTRAL_IN_MESSAGES: Mapping[str, tuple[object, ...]] = {
     "container": (),
     "mcp_servers": ([],),
 }
+NEUTRAL_IN_EMBEDDINGS: Mapping[str, tuple[object, ...]] = {
+    "add_special_tokens": (True,),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "padding": ("do_not_pad",),
+    "truncation_side": ("left",),
+    "use_activation": (True,),
+}
 
 
-def raw_fields(neutral: Mapping[str, tuple[object, ...]]) -> type[msgspec.Struct]:
-    """Return a body with these fields and with those that `passed` reads."""
-    return msgspec.defstruct("_Raws", [(n, msgspec.Raw, ABSENT) for n in (*_PASSED, *neutral)], kw_only=True)
+def raw_fields(
+    neutral: Mapping[str, tuple[object, ...]], more: Sequence[str] = _PASSED
+) -> type[msgspec.Struct]:
+    """Return a body with these fields and with `more`, which are those that `passed` reads."""
+    return msgspec.defstruct("_Raws", [(n, msgspec.Raw, ABSENT) for n in (*more, *neutral)], kw_only=True)
 
 
 def passed(body: msgspec.Struct) -> bytes:
@@ -82,11 +92,13 @@ class _MessagesTool(msgspec.Struct):
     input_schema: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class EmbeddingsBody(msgspec.Struct, kw_only=True):
+class EmbeddingsBody(raw_fields(NEUTRAL_IN_EMBEDDINGS, ()), kw_only=True):  # type: ignore[misc, call-arg]  # from the list
     input: msgspec.Raw
     model: str | None = None
-    encoding_format: str | None = "float"
-    dimensions: int | None = None
+    cache_salt: str | None = None
+    truncate_prompt_tokens: int | None = None
+    encoding_format: Literal["float", "base64"] | None = "float"
+    dimensions: Annotated[int, msgspec.Meta(ge=1, le=_MOST_DIMENSIONS)] | None = None
 
 
 def chat_of_messages(body: MessagesBody) -> bytes:
@@ -135,11 +147,9 @@ def chat_format(config: FormatConfig | None) -> object:
 
 
 def completion_of_embeddings(body: EmbeddingsBody) -> bytes:
-    if body.encoding_format not in (None, "float", "base64"):
-        raise ApiError("encoding_format must be float or base64.", param="encoding_format")
-    if body.dimensions is not None and not 1 <= body.dimensions <= _MOST_DIMENSIONS:
-        raise ApiError(f"dimensions must be 1 to {_MOST_DIMENSIONS}.", param="dimensions")
-    rest = {"model": body.model, "max_tokens": 1, "ignore_eos": True}
+    check(body, NEUTRAL_IN_EMBEDDINGS)
+    rest = {name: getattr(body, name) for name in ("model", "cache_salt", "truncate_prompt_tokens")}
+    rest |= {"max_tokens": 1, "ignore_eos": True}
     return b'{"prompt":%b,%b' % (bytes(body.input), msgspec.json.encode(rest)[1:])
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -32,9 +32,6 @@ from model_server.server.structured import Form, forced_call, form_of
 from model_server.text.language import Language
 
 DEFAULT_COMPLETION_TOKENS = 16  # the API's default for completions; a chat answer may fill the model's length
-_MAX_SALT_CHARACTERS = 1024
-_MAX_STOP_STRINGS = 16
-_MAX_STOP_CHARACTERS = 256
 _MOST_ANSWERS_OF_A_FORM = 8
 _MAX_FIELDS = 2**20
 """A body may have this many colons. The decoder keeps the interpreter for itself, and takes some 40 ns for
@@ -58,7 +55,7 @@ class _Body(RefusedBody, kw_only=True):
     n: int | None = 1
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    cache_salt: str | None = None
+    cache_salt: Annotated[str, msgspec.Meta(min_length=1, max_length=1024)] | None = None
     ignore_eos: bool | None = False
     max_tokens: int | None = None
     stop: msgspec.Raw = ABSENT
@@ -109,6 +106,8 @@ class UnloadAdapterBody(msgspec.Struct):
     lora_name: str
 
 
+_Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+_Stops = _Stop | Annotated[list[_Stop], msgspec.Meta(max_length=16)]
 AnyBody = TypeVar("AnyBody", bound=msgspec.Struct)
 
 
@@ -320,10 +319,6 @@ class RequestReader:
 def _check_options(body: _Body) -> None:
     if body.stream_options is not None and not body.stream:
         raise ApiError("stream_options needs stream=true.", param="stream_options")
-    if body.cache_salt == "":
-        raise ApiError("cache_salt must not be empty.", param="cache_salt")
-    if body.cache_salt is not None and len(body.cache_salt) > _MAX_SALT_CHARACTERS:
-        raise ApiError(f"cache_salt must be at most {_MAX_SALT_CHARACTERS} characters.", param="cache_salt")
 
 
 def _answers_each(body: _Body, *, num_prompts: int) -> int:
@@ -336,7 +331,7 @@ def _answers_each(body: _Body, *, num_prompts: int) -> int:
 
 
 def _stops(body: _Body) -> StopRule | None:
-    stop: str | list[str] | None = option(body.stop, str | list[str], param="stop")
+    stop: str | list[str] | None = option(body.stop, _Stops, param="stop")
     strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if body.include_stop_str_in_output and given(body.stop_token_ids):
         raise ApiError(
@@ -345,11 +340,4 @@ def _stops(body: _Body) -> StopRule | None:
         )
     if not strings:
         return None
-    if len(strings) > _MAX_STOP_STRINGS or any(len(one) > _MAX_STOP_CHARACTERS for one in strings):
-        raise ApiError(
-            f"A request may have at most {_MAX_STOP_STRINGS} stop strings, each of at most {_MAX_STOP_CHARACTERS} characters.",
-            param="stop",
-        )
-    if not all(strings):
-        raise ApiError("A stop string must not be empty.", param="stop")
     return StopRule(strings, include=bool(body.include_stop_str_in_output))

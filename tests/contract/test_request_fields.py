@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 
 from model_server.server.errors import ApiError
-from model_server.server.front_ends import NEUTRAL_IN_MESSAGES, MessagesBody
+from model_server.server.front_ends import (
+    NEUTRAL_IN_EMBEDDINGS,
+    NEUTRAL_IN_MESSAGES,
+    EmbeddingsBody,
+    MessagesBody,
+)
 from model_server.server.openai import ChatBody, CompletionBody, read_body
 from model_server.server.refused import NEUTRAL, NEUTRAL_IN_CHAT, NO_EFFECT, check
 from model_server.server.responses import NEUTRAL_IN_RESPONSES, ResponsesBody
@@ -25,6 +30,7 @@ OURS: list[tuple[str, Any, Mapping[str, tuple[object, ...]]]] = [
     ("chat", ChatBody, NEUTRAL_IN_CHAT),
     ("messages", MessagesBody, NEUTRAL_IN_MESSAGES),
     ("responses", ResponsesBody, NEUTRAL_IN_RESPONSES),
+    ("embeddings", EmbeddingsBody, NEUTRAL_IN_EMBEDDINGS),
 ]
 SMALLEST = {"prompt": "x", "messages": [], "input": "x", "max_tokens": 1}
 OTHER: dict[str, object] = {

@@ -228,6 +228,10 @@ async def test_embeddings_are_equal_for_equal_prompts_in_either_encoding(start: 
     first = base64.b64decode(packed["data"][0]["embedding"])
     assert struct.unpack("<8f", first) == pytest.approx(one)
     assert plain["usage"]["total_tokens"] == 3
+    _, cut = await server.post(
+        "/v1/embeddings", {"input": "two one", "dimensions": 8, "truncate_prompt_tokens": 1}
+    )
+    assert cut["usage"]["total_tokens"] == 1
 
 
 @pytest.mark.parametrize(
@@ -247,6 +251,7 @@ async def test_embeddings_are_equal_for_equal_prompts_in_either_encoding(start: 
         ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
         ("/v1/embeddings", {"input": "Hi", "dimensions": 100_000}, "dimensions"),
         ("/v1/embeddings", {"input": "Hi", "encoding_format": "int8"}, "encoding_format"),
+        ("/v1/embeddings", {"input": "Hi", "embed_dtype": "float16"}, "embed_dtype"),
     ],
 )  # fmt: skip
 async def test_what_is_not_done_is_refused(start: Start, path: str, body: Any, param: str) -> None:

@@ -17,6 +17,7 @@ def all_fields() -> dict[str, dict[str, Any]]:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest  # noqa: PLC0415
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest  # noqa: PLC0415
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest  # noqa: PLC0415
+    from vllm.entrypoints.pooling.embed.protocol import EmbeddingCompletionRequest  # noqa: PLC0415
 
     def default(name: str, field: Any) -> Any:
         value = field.get_default(call_default_factory=True)
@@ -27,6 +28,7 @@ def all_fields() -> dict[str, dict[str, Any]]:
         "chat": ChatCompletionRequest,
         "messages": AnthropicMessagesRequest,
         "responses": ResponsesRequest,
+        "embeddings": EmbeddingCompletionRequest,
     }
     return {
         api: {name: default(name, field) for name, field in sorted(kind.model_fields.items())}

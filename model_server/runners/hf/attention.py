@@ -28,8 +28,11 @@ _BEYOND_CAUSAL = ("sliding_window", "softcap", "s_aux")
 
 
 def register() -> None:
-    """Make `NAME` known to transformers. A second call has no further effect."""
+    """Make `NAME` known to transformers. A second call has no further effect. torch may not take cuDNN's
+    attention, which on Hopper takes tens of milliseconds to plan each new length, so nearly every step.
+    """
     AttentionInterface.register(NAME, paged_attention)
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def paged_attention(

@@ -23,7 +23,6 @@ from model_server.runners.hf.memory import KvMemory, KvShape
 from model_server.runners.hf.views import ViewFor, no_view
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
-DTYPES: tuple[DtypeName, ...] = ("auto", "float32", "bfloat16", "float16")
 
 
 def choose_device(name: str) -> torch.device:
