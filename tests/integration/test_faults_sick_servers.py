@@ -1,24 +1,31 @@
 """A model server answers 500 at once, or hangs, while its metrics are fine. It must not attract the requests
-of the others.
+of the others. A model server begins its answers well and cuts them midway, while its health and its
+metrics are fine. Only Envoy sees the cut, and its access log reports the cut to the picker. Model servers
+die, come and go, or show nonsense as metrics. The tests check what clients of the whole gateway notice.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
-from tests.harness.backend import GENERATED, Behaviour
+from tests.harness.backend import GENERATED, Behaviour, MetricsPage
 from tests.harness.client import Reply
 from tests.harness.gateway import Gateway, running_gateway
 from tests.harness.processes import wait_until
 
 pytestmark = pytest.mark.envoy
 
+
 POLICY = {"scrape": {"intervalSeconds": 0.2, "timeoutSeconds": 1}, "failures": {"trialSeconds": 0.5}}
+
+
 NUMBERS = count()
 
 
@@ -168,3 +175,155 @@ async def test_a_server_that_stops_after_headers_is_left_out_and_comes_back(
         assert {r.status for r in await asyncio.gather(*pending)} == {200}
         await back(gateway, "s0")
         assert not await left_out(gateway, "s0")
+
+
+async def comes_whole(gateway: Gateway) -> bool:
+    """Return whether the answer to one request comes whole."""
+    try:
+        return (await complete_anew(gateway)).status == 200
+    except aiohttp.ClientPayloadError:
+        return False
+
+
+async def recovered(gateway: Gateway) -> bool:
+    await asyncio.gather(*(complete_anew(gateway) for _ in range(16)))
+    return not await left_out(gateway, "s0")
+
+
+async def cut_answers(gateway: Gateway, name: str) -> float:
+    return await gateway.picker.metric("epp_cut_answers_total", endpoint=name)
+
+
+async def has_cut(gateway: Gateway, name: str, *, times: float) -> bool:
+    return await cut_answers(gateway, name) == times
+
+
+@pytest.mark.core
+async def test_a_server_that_cuts_its_answers_gets_only_trials_and_comes_back(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, backends=4, policy=POLICY) as gateway:
+        sick = gateway.backends[0]
+        sick.behaviour.cuts = "length"
+        seen = 0
+        while not await left_out(gateway, "s0"):
+            seen += [await comes_whole(gateway) for _ in range(4)].count(False)
+        after = [await comes_whole(gateway) for _ in range(60)]
+        assert after.count(False) <= 1, "the server gets only trials"
+        seen += after.count(False)
+        said = "s0 gets only trial requests: its answers break off midway"
+        await wait_until(
+            lambda: said in gateway.picker.process.stderr.read_text(), what="the log names the server"
+        )
+        sick.behaviour = Behaviour()
+        await wait_until(partial(recovered, gateway), what="s0 gets requests again")
+        await wait_until(partial(has_cut, gateway, "s0", times=seen), what="each cut counts once")
+        assert await gateway.picker.metric("epp_protocol_errors_total") == 0
+
+
+async def test_clients_that_leave_and_answers_that_never_began_are_no_cuts(tmp_path: Path) -> None:
+    policy = {**POLICY, "rule": "round-robin"}
+    async with running_gateway(tmp_path, backends=3, policy=policy) as gateway:
+        left, reset, cuts = gateway.backends
+        left.behaviour.before_last.shut()
+        left.behaviour.chunks = 2
+        opened = 0
+        while opened < 8:
+            async with gateway.client.stream() as answer:
+                if answer.served_by == "s0":
+                    await answer.piece()
+                    answer.abort()
+                    opened += 1
+        left.behaviour = Behaviour()
+        reset.behaviour.reset = True
+        for _ in range(6):
+            assert (await complete_anew(gateway)).status == 200, "Envoy repeats the request at another server"
+        reset.behaviour = Behaviour()
+        cuts.behaviour.cuts = "chunked"
+        while await comes_whole(gateway):
+            pass
+        await wait_until(
+            lambda: has_cut(gateway, "s2", times=1), what="the picker hears of the one cut answer"
+        )
+        assert await cut_answers(gateway, "s0") == await cut_answers(gateway, "s1") == 0
+        assert await gateway.picker.metric("epp_endpoint_failure_share", endpoint="s0") == 0
+
+
+FAST_SCRAPES = {"intervalSeconds": 0.1, "timeoutSeconds": 0.3, "failuresToEject": 3}
+
+
+async def distinct_prompts(gateway: Gateway, count: int = 24) -> list[str]:
+    """Send the prompts at once. Return which server answered each."""
+    prompts = (f"prompt {n} " + "x" * (40 * n) for n in range(count))
+    replies = await asyncio.gather(*(gateway.client.complete(p) for p in prompts))
+    assert [r.status for r in replies] == [200] * count
+    return [r.served_by for r in replies]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(("killed", "retries"), [({"s0"}, 1), ({"s0", "s1"}, 2)])
+async def test_requests_that_a_killed_server_had_taken_are_served_by_others(
+    tmp_path: Path, killed: set[str], retries: int
+) -> None:
+    async with running_gateway(tmp_path, envoy={"numRetries": retries}) as gateway:
+        for backend in gateway.backends:
+            backend.behaviour.before_headers.shut()
+        pending = asyncio.create_task(distinct_prompts(gateway))
+        gates = [b.behaviour.before_headers for b in gateway.backends]
+        await wait_until(lambda: sum(g.waiting for g in gates) == 24, what="servers have taken all requests")
+        assert gates[0].waiting > 0
+        await asyncio.gather(*(b.stop() for b in gateway.backends if b.name in killed))
+        for gate in gates:
+            gate.open()
+        assert killed.isdisjoint(await pending)
+
+
+@pytest.mark.core
+async def test_a_request_that_ends_its_servers_ends_two_of_four_and_no_more(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, backends=4) as gateway:
+        for backend in gateway.backends:
+            backend.behaviour.dies_of = b"poison"
+        first = await gateway.client.complete("poison")
+        assert (first.status, sum(b.alive for b in gateway.backends)) == (503, 2)
+        again = await gateway.client.complete("poison")
+        assert (again.status, again.json()["error"]["code"]) == (503, "fatal_request")
+        assert 0 < int(again.headers["retry-after"]) <= 300
+        assert sum(b.alive for b in gateway.backends) == 2
+        await distinct_prompts(gateway)
+
+
+@pytest.mark.parametrize("page", ["hang", "garbage"])
+async def test_routing_goes_on_while_one_server_shows_no_metrics_and_it_returns(
+    tmp_path: Path, page: MetricsPage
+) -> None:
+    async with running_gateway(tmp_path, policy={"scrape": FAST_SCRAPES, "rule": "random"}) as gateway:
+        odd = gateway.backends[0]
+        odd.metrics_page = page
+        seen = len(odd.received)
+        await wait_until(lambda: len(odd.received) >= seen + 5, what="the server was scraped five more times")
+        await distinct_prompts(gateway)
+        assert await gateway.envoy.bypassed() == 0
+        odd.metrics_page = "normal"
+
+        async def serves_again() -> bool:
+            return "s0" in await distinct_prompts(gateway, 6)
+
+        await wait_until(serves_again, what="the server serves again")
+
+
+@pytest.mark.core
+async def test_without_endpoints_it_is_503_and_with_them_again_it_serves(gateway: Gateway) -> None:
+    assert (await gateway.client.complete()).status == 200
+    await gateway.set_backends([])
+    await wait_until(lambda: refuses(gateway), what="requests are refused")
+    reply = await gateway.client.complete()
+    assert reply.json()["error"]["type"] == "service_unavailable"
+    await gateway.set_backends(gateway.backends)
+    await wait_until(lambda: serves(gateway), what="requests are served")
+    await distinct_prompts(gateway)
+
+
+async def refuses(gateway: Gateway) -> bool:
+    return (await gateway.client.complete()).status == 503
+
+
+async def serves(gateway: Gateway) -> bool:
+    return (await gateway.client.complete()).status == 200

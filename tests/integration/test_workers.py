@@ -1,14 +1,26 @@
-"""The supervisor of several workers: what ends it, and what ends together with it."""
+"""The supervisor of several workers: what ends it, and what ends together with it. Connections that fail
+after they were accepted, over real sockets. A picker that should follow a cluster and cannot reach the
+cluster. The picker runs and is not ready, and it does not change the endpoints that Envoy knows.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import signal
 import socket
 import sys
 from pathlib import Path
 
-from epp.base.types import Address
-from tests.harness.gateway import config_in, write_endpoints
+import aiohttp
+import pytest
+
+from epp.base.types import Address, Endpoint, EndpointName
+from epp.config.settings import Config
+from epp.serve.envoy import files
+from epp.transport.accepting import Acceptor
+from tests.harness.gateway import PickerProcess, config_in, write_endpoints
+from tests.harness.ports import free_port
 from tests.harness.processes import ManagedProcess, connects, managed_process, wait_until
 
 
@@ -46,3 +58,89 @@ async def test_a_configuration_that_a_worker_cannot_use_ends_them_all(tmp_path: 
         async with managed_process("epp", command, directory=tmp_path) as process:
             assert await process.wait() == 2
             assert "admin.address" in process.tail()
+
+
+async def test_a_connection_that_fails_at_its_beginning_stops_no_other() -> None:
+    async def fail(_: socket.socket) -> None:
+        raise ConnectionResetError
+
+    acceptor = Acceptor(fail)
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    acceptor.start(listener)
+    for _ in range(2):
+        with socket.create_connection(address) as client:
+            client.setblocking(False)
+            assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1), 30) == b""
+    await acceptor.stop()
+    assert not acceptor.listening
+
+
+async def test_a_connection_without_room_is_closed_at_once() -> None:
+    welcomed: list[socket.socket] = []
+    faults: list[str] = []
+
+    async def welcome(sock: socket.socket) -> None:
+        welcomed.append(sock)
+
+    acceptor = Acceptor(welcome, has_room=lambda *_: False, on_fault=faults.append)
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    acceptor.start(listener)
+    with socket.create_connection(address) as client:
+        client.setblocking(False)
+        assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1), 30) == b""
+    await acceptor.stop()
+    assert (welcomed, faults) == ([], ["too_many_connections"])
+
+
+def kubeconfig_to(port: int, folder: Path) -> Path:
+    path = folder / "kubeconfig"
+    cluster = {"server": f"http://127.0.0.1:{port}"}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "c", "user": {"token": "t"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c", "namespace": "n"}}],
+    }
+    path.write_text(json.dumps(document))
+    return path
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["after a restart", "for the first time"])
+async def test_the_picker_waits_and_envoy_keeps_its_endpoints(tmp_path: Path, known: bool) -> None:  # noqa: FBT001 - a case
+    nobody = kubeconfig_to(free_port(), tmp_path)
+    config: Config = config_in(
+        tmp_path, endpointsFile="", kubernetes={"pool": "vllm", "kubeconfig": str(nobody)}
+    )
+    eds_file = Path(config.envoy.eds_file)
+    if known:
+        files.write_endpoints(eds_file, [Endpoint(EndpointName("a"), Address("10.0.0.1", 8000))])
+    before = eds_file.read_bytes() if known else b""
+    args = [sys.executable, "-m", "epp", "serve", "--config", str(tmp_path / "config.yaml")]
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session,
+        managed_process("picker", args, directory=tmp_path) as process,
+    ):
+        picker = PickerProcess(process, config=config, session=session)
+
+        async def says_so() -> bool:
+            try:
+                page = await picker.metrics()
+            except aiohttp.ClientConnectionError:
+                return False
+            return 'epp_kubernetes_followed{resource="pool"} 0.0' in page
+
+        await wait_until(says_so, what="the picker says that it cannot follow the pool")
+        async with session.get(f"{picker.admin_urls[0]}/readyz") as response:
+            assert response.status == 503
+            assert "waiting for the API server" in await response.text()
+        if known:
+            assert eds_file.read_bytes() == before
+        else:
+            assert b"10.0.0" not in eds_file.read_bytes(), (
+                "the file is empty, since Envoy does not start without a file"
+            )
+        assert await process.terminate() == 0
