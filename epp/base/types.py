@@ -133,7 +133,6 @@ class Endpoint:
     """Name of its InferencePool. Empty: the source knows no pools."""
     adapters: frozenset[str] = frozenset()
     """LoRA adapters on it, as the source declares."""
-    labels: Mapping[str, str] = field(default_factory=dict)
     incarnation: str = ""
     """A value that changes when the server's process restarts: the name is the same, but the cache is cold.
     """

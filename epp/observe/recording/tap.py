@@ -9,7 +9,6 @@ somebody reads: the first question begins the recording, and a pause without que
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,7 +22,6 @@ from epp.observe.recording.lines import Opening, RecordedRequest, ServerLine, Se
 from epp.picker.events import Ended, Pick, PickerEvent
 from epp.picker.picker import Picker
 
-_KEY_BYTES: Final = 16
 GONE_AFTER_S: Final = 15.0
 """If nobody has asked for this long, the recording ends."""
 _MOST_BYTES: Final = 8 * 2**20
@@ -50,6 +48,7 @@ class Tap:
         self.on = False
         self._asked_at = 0.0
         self._key = b""
+        """Of the hashes of tenants: the picker's secret, so that nobody can guess names."""
         self._lines: deque[bytes] = deque()
         self._lines_bytes = 0
         self._following = 1
@@ -61,7 +60,7 @@ class Tap:
         self._asked_at = self._clock()
         if not self.on:
             self.on = True
-            self._key = key_of(self._picker)
+            self._key = self._picker.caches.secret.key
             self._picker.subscribe(self.on_event)
             self._picker.add_recorders(1)
         first = self._following - len(self._lines)
@@ -127,13 +126,6 @@ def _hashed(tenant: str, key: bytes) -> str:
     if not tenant:
         return ""
     return blake2b(tenant.encode("utf-8", "surrogatepass"), key=key, digest_size=_TENANT_BYTES).hexdigest()
-
-
-def key_of(picker: Picker) -> bytes:
-    """Return the key of the hashes of tenants: the picker's secret, or else a random one, so that nobody can
-    guess names.
-    """
-    return picker.caches.secret.key or secrets.token_bytes(_KEY_BYTES)
 
 
 def opening_of(picker: Picker) -> Opening:

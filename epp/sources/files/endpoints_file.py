@@ -49,7 +49,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, Meta(ge=1, le=65535)] | None = None
     model: _Text = ""
     adapters: tuple[ModelName, ...] = ()
-    labels: dict[_Text, _Text] = {}
+    labels: dict[_Text, _Text] = {}  # for the user's own tools
     kv_events: _Zmq = ""
     kv_replay: _Zmq = ""
     metrics: _Place = ""
@@ -93,7 +93,6 @@ def _endpoint(entry: _Entry, *, field: str) -> Endpoint:
         address=_address(entry, field=field),
         model=entry.model,
         adapters=frozenset(entry.adapters),
-        labels=entry.labels,
         kv_events=entry.kv_events,
         kv_replay=entry.kv_replay,
         metrics=entry.metrics,

@@ -58,20 +58,13 @@ class _Lines:
 
 
 def read(paths: Sequence[Path]) -> Trace:
-    """Return one trace from all files. A ReplayError names the file, the line and the fault."""
+    """Return one trace from all files. Raises OSError, or a ReplayError that names file, line and fault."""
     lines = _Lines()
     for path in paths:
-        _read_lines(_text_of(path), str(path), into=lines)
+        _read_lines(path.read_bytes(), str(path), into=lines)
     if not lines.asked:
         raise ReplayError(f"{', '.join(map(str, paths))}: there are no requests in this recording")
     return _trace_of(lines)
-
-
-def _text_of(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ReplayError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _read_lines(text: bytes, name: str, *, into: _Lines) -> None:

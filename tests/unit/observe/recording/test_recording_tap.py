@@ -128,12 +128,6 @@ def test_a_tenant_is_a_hash_that_depends_on_the_key() -> None:
     assert tenant(b"k", "\udc80"), "a name that is not valid text is hashed too"
 
 
-@pytest.mark.parametrize(("key", "same"), [(b"x" * 32, True), (b"", False)])
-def test_the_key_of_tenants_is_the_pickers_secret_or_a_random_one(*, key: bytes, same: bool) -> None:
-    picker = Picker(DEFAULT_POLICY, rng=random.Random(1), secret=HashSecret(key))
-    assert (tapping.key_of(picker) == tapping.key_of(picker)) is same
-
-
 def test_a_clock_that_was_set_back_gives_no_negative_time() -> None:
     pick = a_picker().pick(ask(text("one")), now=1000.0)
     assert line_of(pick, unix_now_s=1.0, key=b"k").ended_s == 0.0

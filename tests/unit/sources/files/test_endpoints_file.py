@@ -25,7 +25,6 @@ endpoints:
     assert endpoint.address == Address("10.0.0.1", 8000)
     assert endpoint.model == "llama-8b"
     assert endpoint.adapters == {"sql", "legal"}
-    assert endpoint.labels == {"zone": "eu-1"}
 
 
 @pytest.mark.parametrize(

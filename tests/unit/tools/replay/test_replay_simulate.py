@@ -288,7 +288,7 @@ def test_the_table_for_another_load_has_no_column_of_recorded_figures(
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        (["no-such-file"], "cannot read no-such-file"),
+        (["no-such-file"], "no-such-file: No such file"),
         (["{recording}", "--policy", "no-such-policy"], "no-such-policy: No such file"),
     ],
 )
