@@ -23,9 +23,6 @@ class KeptState:
     def __init__(self) -> None:
         self._holders: dict[int, tuple[EndpointName, float]] = {}
 
-    def __len__(self) -> int:
-        return len(self._holders)
-
     def remember(self, id_hash: int, server: EndpointName, *, now: float) -> None:
         """Take in that this server has made the object with this id."""
         self._holders.pop(id_hash, None)

@@ -91,9 +91,6 @@ class ChunkTree:
         """In the order in which they are removed: a parent comes after its children."""
         self._users = ByBlock[tuple[Node, ...]]()
 
-    def __len__(self) -> int:
-        return len(self._nodes)
-
     def __iter__(self) -> Iterator[Node]:
         return iter(self._nodes.values())
 
@@ -135,6 +132,7 @@ class ChunkTree:
             users[block] = (*users.get(block, ()), node)
 
     def check_integrity(self) -> None:
+        assert len(self._nodes) <= self._max_chunks
         order = {chunk: n for n, chunk in enumerate(self._nodes)}
         used: dict[BlockName, set[Node]] = {}
         for chunk, node in self._nodes.items():

@@ -48,9 +48,6 @@ class RoutedPrompts:
         """Bytes ever taken. Only the other thread writes it."""
         self.dropped = 0
 
-    def __len__(self) -> int:
-        return len(self._queue)
-
     def on_event(self, event: PickerEvent) -> None:
         match event:
             case Began(request=request, question=question) if request.chain:
