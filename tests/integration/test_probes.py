@@ -38,6 +38,15 @@ def tells(event: str, *, status: int = 200) -> Handler:
     return answer
 
 
+async def shows_a_page(_: web.Request) -> web.Response:
+    """Answer as a proxy whose site is under maintenance."""
+    return web.Response(text="<html></html>", content_type="text/html")
+
+
+async def compresses(_: web.Request) -> web.Response:
+    return web.json_response({"choices": [{"text": "2"}]}, headers={"content-encoding": "zstd"})
+
+
 async def breaks_off(request: web.Request) -> web.StreamResponse:
     """Cut the connection after the headers and a part of the body."""
     response = web.StreamResponse(headers={"content-length": "1000"})
@@ -87,6 +96,7 @@ async def verdict_on(address: Address, *, about: str = "", queued: bool = False)
         (tells('{"error": {"code": 500}}'), "ill"), (tells('{"error": {"code": 400}}'), "refused"),
         (tells('{"choices": []}'), "ill"), (tells('{"choices": [{"text": "2"}]}'), "well"),
         (tells('{"choices": [{"text": "2"}]}', status=201), "well"), (says(204), "ill"),
+        (says(200), "ill"), (shows_a_page, "ill"), (compresses, "well"),
         (breaks_off, "ill"), (says(302), "ill"), (never_ends, "unclear"), (headers_only, "ill"),
     ],
 )  # fmt: skip

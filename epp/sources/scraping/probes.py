@@ -86,7 +86,7 @@ async def _ask(client: PageClient, probe: Probe, key: dict[str, str]) -> Verdict
                 headers=_HEADERS | key,
                 body=msgspec.json.encode(question),
             )
-        status = _told(answer) or 200
+        status = _told(answer)
     except TimeoutError:
         return "unclear" if probe.queued else "ill"
     except NoPageError as error:
@@ -98,15 +98,14 @@ async def _ask(client: PageClient, probe: Probe, key: dict[str, str]) -> Verdict
     return verdict_of(status, about_model=bool(probe.about))
 
 
-def _told(answer: Page) -> int | None:
-    """Return the status that the body tells. None: it tells none."""
-    reader = ResponseReader(
-        kind=ApiKind.COMPLETIONS,
-        content_type=answer.fields.get(b"content-type", b"").decode("latin-1"),
-        content_encoding=answer.fields.get(b"content-encoding", b"").decode("latin-1"),
+def _told(answer: Page) -> int:
+    """Return the status that the body tells. A compressed body is good."""
+    media_type, encoding = (
+        answer.fields.get(name, b"").decode("latin-1") for name in (b"content-type", b"content-encoding")
     )
+    reader = ResponseReader(kind=ApiKind.COMPLETIONS, content_type=media_type, content_encoding=encoding)
     reader.feed(bytes(answer.body), now=0.0)
-    return reader.finish().told
+    return reader.finish().told or (200 if encoding else _NO_ANSWER)
 
 
 def verdict_of(status: int, *, about_model: bool) -> Verdict:
