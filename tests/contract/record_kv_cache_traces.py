@@ -31,7 +31,7 @@ from tests.contract.kv_cache_traces import (
     write,
 )
 
-NUM_TRACES = 250
+NUM_TRACES = 100
 STEPS = 40
 
 
