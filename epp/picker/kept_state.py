@@ -32,11 +32,13 @@ class KeptState:
             del self._holders[oldest]
 
     def holder(self, id_hash: int, fleet: Fleet, *, now: float) -> EndpointState | None:
-        """Return the server that keeps the object. None: it is not known, or is another process now."""
+        """Return the server that keeps the object. None: not known, another process now, or it hangs."""
         server, at = self._holders.get(id_hash, (EndpointName(""), now))
         state = fleet.get(server)
-        alive = state is not None and state.cold_at <= at and now - at <= _KEPT_S
-        return state if alive else None
+        if state is None or state.cold_at > at or now - at > _KEPT_S:
+            return None
+        # Any other server can only answer 404. So a server that fails is asked too, if it answers at all.
+        return None if fleet.failures.proved_to_hang(state) else state
 
     def check_integrity(self) -> None:
         assert len(self._holders) <= _MOST

@@ -42,7 +42,6 @@ from epp.picker.scheduling.rules import RULES
 from epp.picker.scheduling.schedule import MOST, Choice, Scheduler
 from epp.picker.scheduling.snapshot import SchedulingRequest
 from epp.picker.server_caches import Prompt
-from epp.request.response import ResponseFeedback
 
 _NO_SECRET = HashSecret()
 _STATE_NAMES = "names of kept state"
@@ -79,8 +78,8 @@ class Picker:
         self.fleet, self.caches, self.guesses = news.fleet, news.caches, news.guesses
         self._rng = rng
         self._unix_offset_s = unix_offset_s
-        self._commits = Commits(news, rng=rng, unix_offset_s=unix_offset_s)
-        self.end, self.detach = self._commits.end, self._commits.detach
+        commits = self._commits = Commits(news, rng=rng, unix_offset_s=unix_offset_s)
+        self.end, self.detach, self.on_feedback = commits.end, commits.detach, commits.on_feedback
         self.dry_run: DryRun | None = None
         """The policy in dry run, and how often it agreed. Callers only read it."""
         self.kept_state = KeptState()
@@ -134,7 +133,7 @@ class Picker:
 
     def pick(self, question: Question, *, now: float) -> Pick:
         """Choose, book and record. Raises NoEndpointError or SaturatedError, with nothing booked."""
-        hurried = question.hurried and not question.prescribed
+        hurried = question.hurried and not (question.prescribed or question.names_state)
         considered = self._hurriedly(question, now=now) if hurried else self.consider(question, now=now)
         return self.commit(considered, now=now)
 
@@ -270,12 +269,11 @@ class Picker:
             self.fatal.answered(pick.body_hash)
         return moved
 
-    def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
-        self._commits.on_feedback(pick, feedback, now=now)
-        if feedback.made:
-            made = self._hash_of(feedback.made)
-            self.kept_state.remember(made, pick.state.endpoint.name, now=now)
-            self.report(MadeState(now, pick.state, made))
+    def on_made(self, pick: Pick, name: str, *, now: float) -> None:
+        """Take in that the server keeps an object with this id, which the answer names."""
+        made = self._hash_of(name)
+        self.kept_state.remember(made, pick.state.endpoint.name, now=now)
+        self.report(MadeState(now, pick.state, made))
 
     def least_wait_s(self, model: str, *, now: float) -> float:
         """Return the least B/V of the servers of a base model. 0: there is no such server."""

@@ -65,6 +65,7 @@ from epp.protocol.http_events import (
     StreamProtocolError,
     pieces,
 )
+from epp.request.client_names import makes_state
 from epp.request.response import ResponseReader
 
 _SILENT: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
@@ -125,10 +126,10 @@ class HttpStream:
 
     def hurry(self) -> None:
         """Say that the picker has too much work. If the request is not picked yet, it is routed by load. Only
-        the names of API and model are read, and the stream is let go at once.
+        names are read: API, model, kept state. The stream is let go at once, unless the answer has an id.
         """
         if self.pick is None:
-            self._hurried, self.hold = True, False
+            self._hurried = True
 
     def receive(self, event: Event, *, now: float) -> Sequence[Action]:
         """Handle one event. Raises StreamProtocolError if the event makes no sense. The caller then closes
@@ -281,7 +282,8 @@ class HttpStream:
         time to read it. Otherwise pick now.
         """
         mode, hurried = self._modes.request_body, self._hurried
-        if mode < BodyMode.BUFFERED or (hurried and self._context.picker.news.one_model):
+        blind = hurried and self._context.picker.news.one_model and not makes_state(head.path)
+        if mode < BodyMode.BUFFERED or blind:
             instead = OVERLOADED if hurried else NOT_SEEN
             return self._decide(Slot.REQUEST_HEADERS, instead=instead, now=now)
         if mode not in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
@@ -430,6 +432,8 @@ class HttpStream:
         self._enter(Phase.SENT)
         self.pick = pick
         self._head, self._explains = None, asked.head.debug
+        if self._hurried and not asked.question.makes_state:
+            self.hold = False
         return (answer(asked, slot, pick, self._context), *after)
 
     def _refuse(self, error: PickError) -> Sequence[Action]:
@@ -478,6 +482,7 @@ class HttpStream:
             if self.phase is Phase.ANSWERED:
                 self._enter(Phase.READING)
             self._reader.feed(event.data, now=now)
+            self._note_made(self._reader, now=now)
         if event.end_of_stream:
             self._end_answer(now=now)
         if not self._modes.response_body.echoed:
@@ -493,5 +498,13 @@ class HttpStream:
         reader, self._reader = self._reader, None
         if reader is not None and self.phase is Phase.READING and self.pick is not None:
             self._context.picker.on_feedback(self.pick, reader.finish(), now=now)
+            self._note_made(reader, now=now)
         if self.phase in (Phase.ANSWERED, Phase.READING):
             self._enter(Phase.DONE)
+
+    def _note_made(self, reader: ResponseReader, *, now: float) -> None:
+        """Tell the picker of the object that the server keeps as soon as its id is known: a client may name
+        it while the answer goes on.
+        """
+        if self.pick is not None and (made := reader.take_made()):
+            self._context.picker.on_made(self.pick, made, now=now)

@@ -272,9 +272,10 @@ begins_with_no_number(const byte *at, const byte *end)
 typedef struct {
     Py_ssize_t units, containers, items, escapes; /* The counts. */
     Py_ssize_t between;                           /* Bytes outside strings: numbers, names, white space. */
-    Py_ssize_t model, model_end;                  /* Place of the model's name. -1: not found. */
+    const char *name;                             /* The key whose value is looked for, if it is a string. */
+    Py_ssize_t found, found_end;                  /* Place of this value. -1: not found. */
     Py_ssize_t depth, left_at;                    /* Open containers; the depth at which a value stays as it was sent, or 0. */
-    int read, names_model;                        /* About the body's last key. */
+    int read, named;                              /* About the body's last key. */
     char kind[DEEPEST_RENDERED + 1];              /* The kind of the open container at each depth. */
     char expects_key[DEEPEST_RENDERED + 1];
 } Weighing;
@@ -307,10 +308,10 @@ weigh_string(Weighing *w, const byte *start, const byte *at, const byte *end, Py
         at = end;
     if (is_key && w->depth == 1) {
         w->read = is_read(text, at - text, w->escapes > escapes_before);
-        w->names_model = equals(text, at - text, "model");
-    } else if (w->depth == 1 && w->names_model && at < end) {
-        w->model = text - 1 - start;
-        w->model_end = at + 1 - start;
+        w->named = equals(text, at - text, w->name);
+    } else if (w->depth == 1 && w->named && at < end) {
+        w->found = text - 1 - start;
+        w->found_end = at + 1 - start;
     } else if (is_counted(w)) {
         w->items++;
         if (is_key && is_left(text, at - text, w->depth))
@@ -351,8 +352,8 @@ weigh(PyObject *module, PyObject *args)
     PyObject *json;
     Py_ssize_t limit;
     Py_buffer view;
-    Weighing w = {.model = -1, .model_end = -1};
-    if (!PyArg_ParseTuple(args, "On", &json, &limit) || PyObject_GetBuffer(json, &view, PyBUF_SIMPLE) < 0)
+    Weighing w = {.found = -1, .found_end = -1};
+    if (!PyArg_ParseTuple(args, "Ons", &json, &limit, &w.name) || PyObject_GetBuffer(json, &view, PyBUF_SIMPLE) < 0)
         return NULL;
     const byte *start = view.buf, *at = start, *end = start + view.len;
     while (at < end && w.units + w.escapes + w.between / 8 <= limit) {
@@ -385,7 +386,7 @@ weigh(PyObject *module, PyObject *args)
     if (at < end)
         w.units = limit + 1; /* Counting stopped early. */
     PyBuffer_Release(&view);
-    return Py_BuildValue("nnnnnn", w.units, w.containers, w.items, w.escapes, w.model, w.model_end);
+    return Py_BuildValue("nnnnnn", w.units, w.containers, w.items, w.escapes, w.found, w.found_end);
 }
 
 /* The state of the reader of plain messages, each of which has a plain role and a text, and nothing else. Nearly all chats are

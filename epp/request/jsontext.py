@@ -63,8 +63,8 @@ MOST_UNITS: Final = _LONGEST_NS // _UNIT_NS
 """Counting stops here. A body with so many units is too costly, whatever else it contains."""
 MOST_BYTES: Final = _LONGEST_NS / _BYTE_NS
 """A longer body is too costly, whatever it contains."""
-_MOST_MODEL_BYTES: Final = 8192
-"""A longer value of `model` is ignored where no more of a body is read."""
+_MOST_NAME_BYTES: Final = 8192
+"""A longer name is ignored where no more of a body is read."""
 
 
 def plain_text(value: Raw) -> bytes | None:
@@ -107,7 +107,7 @@ def too_costly(body: bytes | memoryview) -> bool:
     size = len(body)
     if size <= SMALL_BYTES:
         return False
-    units, containers, items, escapes, _, _ = counts_of(body, MOST_UNITS)
+    units, containers, items, escapes, _, _ = counts_of(body, MOST_UNITS, "")
     estimate_ns = (
         size * _BYTE_NS
         + units * _UNIT_NS
@@ -120,15 +120,15 @@ def too_costly(body: bytes | memoryview) -> bool:
 
 def units_of(text: bytes) -> int:
     """Return the number of strings, lists, objects and commas, or a number over `MOST_UNITS`."""
-    return counts_of(text, MOST_UNITS)[0]
+    return counts_of(text, MOST_UNITS, "")[0]
 
 
-def place_of_model(body: bytes | memoryview) -> tuple[int, int] | None:
-    """Return where the value of `model` begins and ends, in any body of a readable size. None: not found, or
-    longer than a name may be.
+def place_of(name: str, body: bytes | memoryview) -> tuple[int, int] | None:
+    """Return where the text of this field begins and ends, in any body of a readable size. None: not found,
+    or longer than a name may be.
     """
-    *_, start, end = counts_of(body, MOST_UNITS)
-    return (start, end) if 0 <= start < end <= start + _MOST_MODEL_BYTES else None
+    *_, start, end = counts_of(body, MOST_UNITS, name)
+    return (start, end) if 0 <= start < end <= start + _MOST_NAME_BYTES else None
 
 
 # -- foreign JSON --------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ from epp.request.jsontext import (
     NO_RAW,
     SMALL_BYTES,
     first_byte,
-    place_of_model,
+    place_of,
     text_bytes,
     too_costly,
 )
@@ -86,6 +86,12 @@ _EMBEDDING_CHARS: Final = 10_923
 """Base64 of one token's embedding of 4,096 numbers of two bytes."""
 _NO_FIELDS: Final = (NO_RAW,) * 7
 """The fields of `BESIDE_MESSAGES`, if none came."""
+
+_NAMING: Final = {
+    ApiKind.RESPONSES: ("previous_response_id", "conversation"),
+    ApiKind.QUERY: ("input_file_id",),
+}
+"""The fields that name what one server keeps."""
 
 Body = bytes | memoryview
 """The body of a request as it came."""
@@ -133,20 +139,30 @@ def plain_chat(body: Body) -> InferenceRequest | None:
 
 
 def skim_request(path: str, body: Body, *, unread: str) -> InferenceRequest:
-    """Read only which API and which model a body is for, without judging whether it is valid. `unread`: why
-    the rest was not read.
+    """Read only which API, which model and what kept state a body is for, without judging whether it is
+    valid. `unread`: why the rest was not read.
     """
-    place = place_of_model(body)
-    try:
-        model = name_in(Raw(body[slice(*place)])) if place else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        model = None
+    kind, model, tokens = _api(path)[0], _skim_name("model", body), _upload_tokens(body)
     if not model and not too_costly(body):
         model = _parse_other(body).model  # the key has escapes, or the body is a form
-    tokens = _upload_tokens(body)
+    named = next((name for field in _NAMING.get(kind, ()) if (name := _skim_name(field, body))), "")
     return InferenceRequest(
-        kind=_api(path)[0], model=model or "", opaque_tokens=tokens, lasting_tokens=tokens, unread=unread
+        kind=kind,
+        model=model,
+        opaque_tokens=tokens,
+        lasting_tokens=tokens,
+        names_state=named,
+        unread=unread,
     )
+
+
+def _skim_name(field: str, body: Body) -> str:
+    """Return the text of one field. Empty: it was not found."""
+    place = place_of(field, body)
+    try:
+        return name_in(Raw(body[slice(*place)])) or "" if place else ""
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
 
 
 def _api(path: str) -> tuple[ApiKind, _Parse | None]:

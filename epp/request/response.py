@@ -103,8 +103,6 @@ class ResponseFeedback:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
-    made: str = ""
-    """The id of the object that the server made and keeps, such as a stored response."""
     told: int | None = None
     """The status that the body tells: 200 if something was generated, the code of an error, or 500 if the
     answer's own end came first."""
@@ -128,7 +126,8 @@ class ResponseReader:
         self._first_token_at: float | None = None
         self._usage: dict[str, int] = {}
         """The last count that came under each name."""
-        self._made = ""
+        self._made: str | None = ""
+        """The id of what the server made. None: it was taken."""
 
     def feed(self, piece: bytes, *, now: float) -> None:
         if self._events is not None:
@@ -164,9 +163,17 @@ class ResponseReader:
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
             completion_tokens=counts("completion_tokens", counts("output_tokens")),
-            made=self._made,
             told=self._told(),
         )
+
+    def take_made(self) -> str:
+        """Return the id of the object that the server made and keeps, such as a stored response. Empty: it is
+        not known yet, or was returned before.
+        """
+        made = self._made or ""
+        if made:
+            self._made = None
+        return made
 
     def _told(self) -> int | None:
         if self._error is not None:
@@ -200,8 +207,8 @@ class ResponseReader:
             delta = _object(choice.get("delta")) or choice
             self._generated = self._generated or any(delta.get(key) for key in _GENERATED_KEYS)
             self._finished = self._finished or bool(choice.get("finish_reason"))
-        if self._kind is ApiKind.RESPONSES:
-            self._made = self._made or _id_of(_object(event.get("response")))
+        if self._kind is ApiKind.RESPONSES and self._made == "":
+            self._made = _id_of(_object(event.get("response")))
         kind, change = str(event.get("type")), event.get("delta")
         if kind.endswith(".delta") and change:
             self._generated = True

@@ -224,9 +224,14 @@ class FailingServers:
         if state.gone:
             return False
         mark = self._mark(state, "")
-        news = not mark.out or mark.form not in (Form.HANGS, Form.STALLS)
+        news = not mark.hangs
         self._convict(mark, form, now=now)
         return news
+
+    def proved_to_hang(self, state: EndpointState) -> bool:
+        """Return whether a server is left out because its requests hang, and a probe there hung or failed."""
+        mark = self.marks.get((state, ""))
+        return mark is not None and mark.hangs and mark.verdict == "ill"
 
     def _convict(self, mark: Mark, form: Form, *, now: float) -> None:
         """Leave a server out at once."""

@@ -120,6 +120,11 @@ class Mark:
     def now(self, now: float) -> float:
         return self.share if self.out else self.share * 0.5 ** (max(0.0, now - self.at) / _HALF_LIFE_S)
 
+    @property
+    def hangs(self) -> bool:
+        """Whether the server is left out because its requests hang."""
+        return self.out and self.form in (Form.HANGS, Form.STALLS)
+
     def move(self, *, failed: bool, now: float) -> None:
         """Move the share by one answer."""
         step = TRIAL_STEP if self.out and not failed else STEP

@@ -236,9 +236,7 @@ class Scheduler:
         places, reason = ranked.places, ranked.reason
         if saturated and self.rule.gated:
             reason = "saturated"
-        if request.holder is not None and not (
-            snapshot.failing is not None and snapshot.failing[request.holder]
-        ):
+        if request.holder is not None:
             places, reason = _first(request.holder, places), "state"
         elif snapshot.trials:
             places, reason = _first(snapshot.trials[0], places), "trial"

@@ -20,7 +20,6 @@ from epp.picker.decision import Question
 from epp.picker.endpoints.marks import Form
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
-from epp.request.response import ResponseFeedback
 from tests.unit.picker.picker_questions import a_picker, ask, check, endpoints, in_flight, serve, state, text
 
 UNREAD = InferenceRequest(kind=ApiKind.OTHER, unread="overload")
@@ -102,7 +101,7 @@ def make(picker: Picker, name: str, *, now: float) -> EndpointName:
     """Let some server make a response with this id. Return the server."""
     pick = serve(picker, replace(ask(text(name), kind=ApiKind.RESPONSES), makes_state=True), now=now)
     assert pick.sampled, "its answer has to be read"
-    picker.on_feedback(pick, ResponseFeedback(made=name), now=now)
+    picker.on_made(pick, name, now=now)
     picker.kept_state.check_integrity()
     return pick.decision.chosen
 
@@ -140,16 +139,38 @@ def test_what_a_server_kept_is_gone_after_its_restart() -> None:
     assert picks(picker, made, now=4.0)["resp_1"][0] == "no_state"
 
 
-def test_a_server_that_has_left_or_fails_gets_no_follow_up() -> None:
+def test_a_follow_up_goes_to_its_server_although_it_fails() -> None:
+    """No other server could answer it with anything but 404."""
     picker = a_picker()
     made = {"resp_1": make(picker, "resp_1", now=1.0)}
     server = made["resp_1"]
     for n in range(10):
         picker.fleet.failures.failed(state(picker, server), Form.FAILS, now=2.0 + n / 10)
     assert picker.news.left_out(now=4.0)
-    assert picks(picker, made, now=4.0)["resp_1"][1] is False
+    assert picks(picker, made, now=4.0) == {"resp_1": ("state", True)}
     picker.news.set_endpoints([e for e in endpoints("abcd") if e.name != server], now=5.0)
     assert picks(picker, made, now=6.0)["resp_1"][0] == "no_state"
+
+
+def test_a_server_that_hangs_gets_no_follow_up_once_a_probe_says_so() -> None:
+    picker = a_picker()
+    made = {"resp_1": make(picker, "resp_1", now=1.0)}
+    failures = picker.fleet.failures
+    failures.hangs(state(picker, made["resp_1"]), now=2.0)
+    assert picks(picker, made, now=2.1) == {"resp_1": ("state", True)}
+    (probe,) = failures.probes_due(now=2.2)
+    failures.probed(probe, "ill", now=2.3)
+    assert picks(picker, made, now=2.4) == {"resp_1": ("no_state", False)}
+
+
+def test_a_follow_up_finds_its_server_without_time_to_read_it() -> None:
+    picker = a_picker()
+    made = {f"resp_{n}": make(picker, f"resp_{n}", now=1.0 + n) for n in range(8)}
+    unread = InferenceRequest(kind=ApiKind.RESPONSES, unread="overload")
+    for name, server in made.items():
+        named = Question(request_id=name, inference=unread, names_state=name, hurried=True)
+        decision = serve(picker, named, now=20.0).decision
+        assert (decision.chosen, decision.reason, decision.unread) == (server, "state", "overload")
 
 
 def test_ids_are_forgotten_after_a_day_and_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

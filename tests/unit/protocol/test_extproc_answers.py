@@ -238,6 +238,26 @@ def test_a_stream_that_does_not_stay_asks_for_no_answer() -> None:
     assert stream.can_detach
 
 
+@pytest.mark.parametrize("hurried", [False, True])
+def test_a_response_can_be_cancelled_from_its_first_event_on(bench: Bench, *, hurried: bool) -> None:
+    stream, cancel = bench.stream(), bench.stream()
+    if hurried:
+        stream.hurry()
+    path, created = "/v1/responses", {"type": "response.created", "response": {"id": "resp_1"}}
+    run(
+        stream,
+        RequestHeaders(((":method", "POST"), (":path", path)), modes=BUFFERED),
+        RequestBody(b'{"model": "m", "input": "Hi", "stream": true}', end_of_stream=True),
+        ResponseHeaders(OK),
+        ResponseBody(f"data: {json.dumps(created)}\n\n".encode()),
+    )
+    run(cancel, RequestHeaders(((":method", "POST"), (":path", f"{path}/resp_1/cancel")), end_of_stream=True))
+    made, named = [pick.decision for pick in bench.seen.picks]
+    assert (named.reason, named.chosen) == ("state", made.chosen)
+    stream.close(now=9.0)
+    assert len(bench.picker.kept_state) == 1
+
+
 class CutRig:
     def __init__(self) -> None:
         self.picker = Picker(DEFAULT_POLICY, rng=random.Random(0))

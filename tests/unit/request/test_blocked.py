@@ -114,3 +114,20 @@ def test_a_long_id_is_bounded() -> None:
 def test_a_client_may_ask_that_nothing_is_kept(store: object, *, stores: bool) -> None:
     asked = parse_request("/v1/responses", json.dumps({"input": "a", "store": store}).encode())
     assert asked.stores is stores
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/responses", "previous_response_id"),
+        ("/v1/responses", "conversation"),
+        ("/v1/batches", "input_file_id"),
+        ("/v1/completions", ""),
+    ],
+)
+@pytest.mark.parametrize("last", [False, True])
+def test_the_id_in_a_body_that_is_not_read_is_found(path: str, field: str, *, last: bool) -> None:
+    named = {field or "previous_response_id": "resp_1"}
+    body = {"input": [{"image_url": "A" * 9_000_000, "conversation": "conv_2"}]}
+    asked = parse_request(path, json.dumps(body | named if last else named | body).encode())
+    assert (asked.unread, asked.names_state) == ("costly_body", "resp_1" if field else "")

@@ -338,10 +338,15 @@ def test_an_answer_is_read_up_to_a_number_of_lines_in_any_pieces(size: int) -> N
 @pytest.mark.parametrize("kind", [ApiKind.RESPONSES, ApiKind.QUERY, ApiKind.CHAT])
 def test_the_id_of_what_a_server_keeps_is_read_from_a_whole_answer(kind: ApiKind) -> None:
     answer = json.dumps({"id": "resp_1", "output": []}).encode()
-    made = read([answer], reader(kind, content_type="application/json")).made
-    assert made == ("" if kind is ApiKind.CHAT else "resp_1")
+    reading = reader(kind, content_type="application/json")
+    read([answer], reading)
+    assert reading.take_made() == ("" if kind is ApiKind.CHAT else "resp_1")
 
 
-def test_the_id_of_a_streamed_response_is_known_when_it_is_cut_off() -> None:
-    pieces = [named("response.created", response={"id": "resp_1"}), named("response.in_progress")]
-    assert read(pieces, reader(ApiKind.RESPONSES)).made == "resp_1"
+def test_the_id_of_a_streamed_response_is_told_once_from_its_first_event_on() -> None:
+    pieces = [named("response.created", response={"id": "resp_1"}), named("response.completed")]
+    reading, told = reader(ApiKind.RESPONSES), []
+    for piece in (*pieces, pieces[0]):
+        reading.feed(piece, now=1.0)
+        told.append(reading.take_made())
+    assert told == ["resp_1", "", ""]

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from epp.base.errors import FatalRequestError
 from epp.base.types import Address, EndpointName
 from epp.config.policy import PolicySpec
-from epp.request.response import ResponseFeedback
 from epp.sources.sharing.batches import decode_batch
 from tests.unit.picker.picker_questions import ask, policy_of, text
 from tests.unit.sources.sharing.pickers import Replica, endpoints, meet, two
@@ -177,7 +176,7 @@ def test_a_request_that_ended_servers_is_refused_by_the_other_pickers_too() -> N
 def test_the_other_pickers_know_which_server_keeps_a_response() -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
-    one.picker.on_feedback(pick, ResponseFeedback(made="resp_1"), now=10.5)
+    one.picker.on_made(pick, "resp_1", now=10.5)
     other.receive(one.send(now=11.0), now=11.0)
     named = replace(ask(text("q")), names_state="resp_1")
     there = other.picker.pick(named, now=12.0).decision
