@@ -269,9 +269,13 @@ class App:
 
     def _problems(self) -> list[str]:
         """Return what keeps this picker from working as its files and objects say."""
-        faults = [watcher.fault for watcher in self._watchers if watcher.fault]
+        unseen = [what for what, followed in self._metrics.process.followed.items() if not followed]
         return [
-            *faults,
+            *(watcher.fault for watcher in self._watchers if watcher.fault),
+            *(
+                f"The API server does not show the {what}: the last known state stays in use."
+                for what in unseen
+            ),
             *self._refused_policies,
             *self._sources.failing(now=asyncio.get_running_loop().time()),
         ]

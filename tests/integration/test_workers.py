@@ -137,6 +137,8 @@ async def test_the_picker_waits_and_envoy_keeps_its_endpoints(tmp_path: Path, kn
         async with session.get(f"{picker.admin_urls[0]}/readyz") as response:
             assert response.status == 503
             assert "waiting for the API server" in await response.text()
+        async with session.get(f"{picker.admin_urls[0]}/live") as response:
+            assert "The API server does not show the pool" in str((await response.json())["problems"])
         if known:
             assert eds_file.read_bytes() == before
         else:

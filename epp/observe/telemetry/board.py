@@ -125,6 +125,8 @@ def _problems(status: PickerStatus) -> Iterator[str]:
         yield "No endpoint is ready. The reason stands in its row."
     elif all(e.scrape_error and (e.scrape_age_s or _SILENT_S) >= _SILENT_S for e in status.endpoints):
         yield f"No model server answers ({status.endpoints[0].scrape_error}). Requests are sent there all the same."
+    if status.sharing is not None and not status.sharing.connected:
+        yield "Other pickers cannot be reached: this one routes by its own requests. The log says why."
     if status.overload_ratio > 0:
         yield f"The picker is overloaded: it passes {status.overload_ratio:.0%} of the requests unread. Give it more CPU."
     if status.draining:

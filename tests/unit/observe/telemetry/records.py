@@ -7,13 +7,23 @@ from typing import Any
 from epp.base.types import Address, ApiKind, EndpointName, InferenceRequest
 from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
-from epp.observe.telemetry.picker_state import PickerStatus
+from epp.observe.telemetry.picker_state import PickerStatus, SharingStatus
 from epp.picker.decision import Candidate, Decision, Question
 from epp.picker.events import Answered, Began, Ended, Pick
 from epp.picker.phases import Phase
 
 HERE = Address("10.0.0.1", 8000)
 THERE = Address("fd00::2", 8000)
+SHARING = SharingStatus(
+    connected=True,
+    peers=3,
+    sent_events=6,
+    dropped_events=0,
+    applied_events=7,
+    skipped={"stale": 2},
+    gaps=0,
+    errors={"timeout": 1},
+)
 
 
 def decision(

@@ -16,7 +16,7 @@ from epp.observe.telemetry.decisions import DecisionRing, RefusalRecord
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.picker.flow.accounts import FlowStatus, WaitingTenant
 from tests.harness.clock import Clock
-from tests.unit.observe.telemetry.records import HERE, decision
+from tests.unit.observe.telemetry.records import HERE, SHARING, decision
 
 
 def status_of_endpoint(name: str = "a", **more: Any) -> EndpointStatus:
@@ -148,6 +148,10 @@ def test_requests_and_waiting_tenants_are_shown_in_bounded_text() -> None:
         ),
         (PickerStatus(endpoints=(status_of_endpoint(),), overload_ratio=0.25), "passes 25% of the requests"),
         (PickerStatus(endpoints=(status_of_endpoint(),), draining=True), "The picker is ending"),
+        (
+            PickerStatus(endpoints=(status_of_endpoint(),), sharing=replace(SHARING, connected=False)),
+            "Other pickers cannot be reached",
+        ),
         (PickerStatus(endpoints=(status_of_endpoint(),)), "p.yaml: line 4"),
     ],
 )

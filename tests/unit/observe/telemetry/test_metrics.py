@@ -16,26 +16,13 @@ from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import (
     EndpointStatus,
     PickerStatus,
-    SharingStatus,
 )
 from epp.picker.decision import Prefill
 from epp.picker.events import ProtocolFault, Proved, Refused
 from epp.picker.flow.accounts import FlowStatus
 from epp.picker.prefix_index.reported import ExactModelStatus, ExactServerStatus, ExactStatus
 from epp.picker.prefix_index.table import NOTHING
-from tests.unit.observe.telemetry.records import HERE, answered, began, decision, ended, pick
-
-SHARING = SharingStatus(
-    connected=True,
-    peers=3,
-    sent_events=6,
-    dropped_events=0,
-    applied_events=7,
-    skipped={"stale": 2},
-    gaps=0,
-    errors={"timeout": 1},
-)
-
+from tests.unit.observe.telemetry.records import HERE, SHARING, answered, began, decision, ended, pick
 
 EXACT = ExactStatus(
     models={"m": ExactModelStatus(state="on", reason="", prompts={"mapped": 9, "content": 1})},
