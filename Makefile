@@ -61,13 +61,16 @@ test-newer-python: $(VENV)/.dev ## run the quick tests of the model server and o
 		$(NEWER)/bin/python -m pytest tests/unit/model_server tests/unit/gpu -q -m "not slow and not processes"; \
 	else echo "SKIPPED: no test ran on Python 3.12, because python3.12 does not run on this machine"; fi
 
-environments: vllm-env engine-env clients-env cluster-env image-env ## build all environments that tests need outside the checkout
+environments: vllm-env engine-env clients-env rivals-env cluster-env image-env ## build all environments that tests need outside the checkout
 
 engine-env: $(VENV)/.dev ## install torch and transformers for the CPU outside the checkout (1.7 GB, minutes the first time)
 	@$(BIN)/python -m tests.environments engine build
 
 clients-env: $(VENV)/.dev ## install the openai, anthropic and langchain-openai clients outside the checkout (155 MB)
 	@$(BIN)/python -m tests.environments clients build
+
+rivals-env: $(VENV)/.dev ## install vllm-router and sglang-router, which `make bench-rivals` compares with, outside the checkout (220 MB)
+	@$(BIN)/python -m tests.environments rivals build
 
 test-cluster: cluster-env image-env ## run only the tests that need a real Kubernetes control plane
 	$(REQUIRED) $(PYTEST) -m cluster $(ARGS)
@@ -117,7 +120,10 @@ bench-routing: $(VENV)/.dev ## compare the picker with 12 other rules in a simul
 bench-live: vllm-env fetch-model ## run rules before four real vLLM servers, and the simulator on the same requests (ten minutes); ARGS="--help"
 	@$(BIN)/python -m bench.routing.live $(ARGS)
 
-bench-sharing: $(VENV)/.dev ## measure bytes and CPU for each request that pickers share, without Redis and over a real Redis
+bench-rivals: rivals-env ## compare the gateway with vllm-router, sglang-router and Envoy's round robin before equal servers (ten minutes); ARGS="--help"
+	@$(BIN)/python -m bench.routing.live.rivals $(ARGS)
+
+bench-sharing: $(VENV)/.dev ## measure bytes and CPU for each request that pickers share
 	@$(BIN)/python -m bench.bench_sharing
 
 bench-tiers: engine-env ## measure prefixes on disk with OPT's shapes: TTFT, bytes, reads; ARGS="--help"
@@ -158,6 +164,7 @@ lock: $(VENV)/.dev ## write the requirement files from pyproject.toml
 	$(BIN)/python -m tests.environments vllm lock
 	$(BIN)/python -m tests.environments engine lock
 	$(BIN)/python -m tests.environments clients lock
+	$(BIN)/python -m tests.environments rivals lock
 
 clean: ## remove the virtual environment and caches of this checkout
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build epp/request/*.so epp/protocol/*.so epp/picker/prefix_index/*.so

@@ -1,7 +1,7 @@
 """Measures what one request costs the picker's own code, without gRPC: from the bytes of three messages to
 the bytes of the answers.
 
-`python -m bench.bench_path [--profile]`. The process does nothing else, so its caches are warm. Between Envoy
+`python -m bench.bench_path`. The process does nothing else, so its caches are warm. Between Envoy
 and a client the same code takes several times as long (`make bench-dataplane`). Prints the fifth and the
 fiftieth percentile of the microseconds of CPU, over rounds.
 """
@@ -9,8 +9,6 @@ fiftieth percentile of the microseconds of CPU, over rounds.
 from __future__ import annotations
 
 import argparse
-import cProfile
-import pstats
 import random
 import statistics
 import time
@@ -164,22 +162,12 @@ def _rounds(path: _Path, size: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--profile",
-        action="store_true",
-        help="after the table, print the functions that take most time at 1 KB",
-    )
-    arguments = parser.parse_args()
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(f"{'endpoints':>9} {'prompt':>10} {'us p5':>10} {'us p50':>10}")
     for fleet in FLEETS:
         for size in SIZES:
             cuts = statistics.quantiles(_rounds(_Path(fleet), size), n=20)
             print(f"{fleet:>9} {size // 1000:>7} KB {cuts[0]:>10.0f} {cuts[9]:>10.0f}")
-    if arguments.profile:
-        profiler = cProfile.Profile()
-        profiler.runcall(_rounds, _Path(FLEETS[0]), SIZES[0])
-        pstats.Stats(profiler).sort_stats("tottime").print_stats(20)
 
 
 if __name__ == "__main__":

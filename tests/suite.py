@@ -87,7 +87,7 @@ PARTS = (
         about="real Envoy, Redis and Valkey",
         folders=sorted({*PLACES["envoy"], *PLACES["processes"]} - {"tests/conformance", "tests/fuzz"}),
         marks="(envoy or processes) and not vllm and not cluster and not core",
-        needs="engine-env clients-env",
+        needs="engine-env clients-env rivals-env",
     ),
     Part(
         name="cluster",

@@ -26,7 +26,6 @@ from model_server.core.eviction import EVICTION_NAMES
 REPORT = CacheOptions(partial_blocks=True, eviction="last-touch", max_unused_blocks=2000)
 ANSWER_TOKENS = (30, 90)
 PLENTY = 20_000
-BOUNDS = (5, 10, 20, 40, 80, 120, 160, 320, 2000)
 FAMILY = (20, 80, 160, 320, 640, 2000)
 REPORTED_RATE = 0.0814
 REPORTED_PROMPTS = {
@@ -116,16 +115,6 @@ def identical_prompts(
     }
 
 
-def sweep_of_the_bound(p: float = 0.8, *, bounds: tuple[int, ...] = BOUNDS) -> list[tuple[int, float]]:
-    """Return pairs (K, share of prompts found)."""
-    rates = []
-    for bound in bounds:
-        options = CacheOptions(partial_blocks=True, eviction="last-touch", max_unused_blocks=bound)
-        found = run(prompts(p, seed=8), num_blocks=PLENTY, options=options, answer_tokens=ANSWER_TOKENS)
-        rates.append((bound, found.prompt_rate))
-    return rates
-
-
 def policies_on_one_trace(
     *, num_requests: int = 2000, pools: tuple[int, ...] = POOLS, drift_every: int | None = None
 ) -> list[list[float]]:
@@ -175,9 +164,6 @@ def main() -> None:
         ("K", *(f"p={p}" for p, _, _ in curves[0].points), "R squared"),
         [[c.bound, *(f"{r:.3f} ({e:.3f})" for _, r, e in c.points), c.r_squared] for c in curves],
     )
-
-    sweep = sweep_of_the_bound()
-    show("000: the bound K on unused blocks, p = 0.8", ("K", "prompts found"), sweep)
 
     policies = policies_on_one_trace()
     show("000-8: prefill tokens saved on one trace", ("blocks", *EVICTION_NAMES), policies)

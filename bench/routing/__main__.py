@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.routing.bench import Result, Setting, calibrate, costs_of, plan_runs, run_all, saturation
 from bench.routing.catalog import BY_NAME, CONFIGS, RIVALS, is_ours
 from bench.routing.drawn_workloads import drawn
-from bench.routing.more_workloads import MANY_SERVERS, MORE, UNTUNED
+from bench.routing.more_workloads import MORE, UNTUNED
 from bench.routing.report import cells_of, goals, report
 from bench.routing.store import Store, code_of, named
 from bench.routing.workloads import SPECS, label
@@ -194,7 +194,7 @@ def _rules(text: str) -> list[str]:
 
 def _workloads(text: str, *, quick: bool) -> list[str]:
     if text == "all":
-        return [*SPECS, *(name for name in MORE if name != MANY_SERVERS)]
+        return [*SPECS, *MORE]
     if text == "untuned":
         return list(UNTUNED)
     names = [name for name in text.split(",") if name]

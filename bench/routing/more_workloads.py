@@ -18,8 +18,6 @@ INTERACTIVE = 10
 """The priority of people who wait for the answer."""
 BURST = 10.0
 DOCUMENTS = 2000
-MANY_SERVERS = "short"
-"""The workload of `bench.routing.scale`."""
 
 
 def retrieval(rng: random.Random, count: int) -> list[Timed]:
@@ -194,21 +192,6 @@ def bursts(rng: random.Random, count: int, *, every: int = 250, width: int = 100
     ]
 
 
-def short(rng: random.Random, count: int, *, prompts: int = 20_000) -> list[Timed]:
-    """Return requests with one of 20,000 system prompts of 250 to 1,500 tokens by Zipf, questions of 100
-    tokens, and answers of 60.
-    """
-    weights = list(itertools.accumulate((rank + 1) ** -0.9 for rank in range(prompts)))
-    sizes = [length(rng, mean=600, sigma=0.5, least=250, most=1500) for _ in range(prompts)]
-    made = []
-    for n, prompt in enumerate(rng.choices(range(prompts), cum_weights=weights, k=count)):
-        own = length(rng, mean=100, sigma=0.7, least=8, most=1000)
-        answer = length(rng, mean=60, sigma=0.6, least=4, most=400)
-        shared = (Segment(SYSTEM_IDS + prompt, sizes[prompt]),)
-        made.append(Timed(rng.expovariate(1), made_request(n, shared, own, answer)))
-    return made
-
-
 def _in_turn(made: Sequence[tuple[float, SimRequest]]) -> list[Timed]:
     """Return requests at their times, as gaps with a mean of one."""
     ordered = sorted(made, key=lambda each: each[0])
@@ -236,7 +219,6 @@ MORE: Mapping[str, Spec] = {
         Spec(name="classification", kind="open", make=classification),
         Spec(name="documents", kind="open", make=documents, block_tokens=512),
         Spec(name="tenants", kind="open", make=tenants),
-        Spec(name=MANY_SERVERS, kind="open", make=short),
         Spec(name="bursts", kind="open", make=bursts),
     )
 }

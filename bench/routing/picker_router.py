@@ -29,10 +29,9 @@ class PickerRouter(picker_router.PickerRouter):
         replicas: int = 1,
         share_delay_s: float | None = None,
         adapters: frozenset[str] = frozenset(),
-        bytes_per_token: float = 4.0,
     ) -> None:
         pickers = [Picker(policy, rng=random.Random(seed * 1000 + n)) for n in range(replicas)]
-        super().__init__(pickers, adapters=adapters, bytes_per_token=bytes_per_token)
+        super().__init__(pickers, adapters=adapters)
         self._rng = random.Random(seed)
         self.shared: Shared | None = None
         if share_delay_s is not None:
@@ -59,41 +58,28 @@ class PickerRouter(picker_router.PickerRouter):
         super().scraped(scraper, server, page, now=now)
 
 
-_SETTINGS = Sharing()
+_FLUSH_S = Sharing().flush_interval_seconds
 
 
 class Shared:
     """Sends every picker's batches each flush interval. The others receive them `delay_s` later."""
 
-    def __init__(
-        self,
-        pickers: Sequence[Picker],
-        *,
-        delay_s: float,
-        flush_s: float = _SETTINGS.flush_interval_seconds,
-    ) -> None:
+    def __init__(self, pickers: Sequence[Picker], *, delay_s: float) -> None:
         self._exchanges = [Exchange(picker, me=bytes([n]) * 8) for n, picker in enumerate(pickers)]
         self._delay_s = delay_s
-        self._flush_s = flush_s
         self._flush_at = 0.0
         self._order = count()
         self._under_way: list[tuple[float, int, Exchange, bytes]] = []
-        self.sent_bytes = 0
-
-    @property
-    def exchanges(self) -> Sequence[Exchange]:
-        return self._exchanges
 
     def advance(self, now: float) -> None:
         """Deliver and send all batches that are due at `now`."""
         self._deliver(now)
         if now < self._flush_at:
             return
-        self._flush_at = now + self._flush_s
+        self._flush_at = now + _FLUSH_S
         for exchange in self._exchanges:
             exchange.listener.expire(now=now)
             while (batch := exchange.next_batch(now=now)) is not None:
-                self.sent_bytes += len(batch)
                 heapq.heappush(self._under_way, (now + self._delay_s, next(self._order), exchange, batch))
 
     def _deliver(self, now: float) -> None:

@@ -24,6 +24,7 @@ from tests.harness.backend import Backend, running_backend
 from tests.harness.client import Client, OpenReply, http_client
 from tests.harness.envoy import EnvoyProcess, bootstrap_document, running_envoy
 from tests.harness.fake_picker import FakePicker, running_fake_picker
+from tests.harness.model_servers import ModelServer
 from tests.harness.ports import free_ports, free_run
 from tests.harness.processes import ManagedProcess, managed_process, wait_until
 from tests.harness.transport import transport
@@ -58,7 +59,7 @@ def config_in(directory: Path, *, workers: int = 1, **fields: Any) -> Config:
 
 def write_endpoints(
     config: Config,
-    backends: Iterable[Backend],
+    backends: Iterable[Backend | ModelServer],
     *,
     roles: Mapping[str, str] | None = None,
     rewrites: Sequence[Mapping[str, Any]] = (),

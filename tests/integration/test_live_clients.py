@@ -14,7 +14,8 @@ from types import ModuleType
 import pytest
 import yaml
 
-from tests.clients_env import environment, every_call, live_clients
+from tests.clients_env import every_call, live_clients
+from tests.group_env import CLIENTS
 from tests.harness.envoy import running_envoy
 from tests.harness.gateway import PickerProcess, config_in, running_picker
 from tests.harness.model_servers import MODEL, running_model_servers
@@ -69,7 +70,7 @@ NOT_SENT = {
 
 
 async def outcomes(script: ModuleType, *words: str) -> dict[str, str]:
-    python = prepared(environment.require, required_by=REQUIRED).python
+    python = prepared(CLIENTS.require, required_by=REQUIRED).python
     process = await asyncio.create_subprocess_exec(
         python, "-W", "ignore", str(script.__file__), *words, stdout=asyncio.subprocess.PIPE
     )

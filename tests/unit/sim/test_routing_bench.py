@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.routing import scale
 from bench.routing.bench import (
     Result,
     Run,
@@ -164,15 +163,6 @@ def test_four_replicas_that_share_hit_and_spread_load_like_one_replica() -> None
     assert four.load_cov <= 1.2 * one.load_cov
     assert four.completed >= one.completed - 0.01, "requests that still run at the end are not completed"
     assert alone.hit_ratio < 0.9 * one.hit_ratio, "otherwise this workload would show nothing"
-
-
-@pytest.mark.slow
-def test_pickers_that_share_and_pickers_apart_serve_many_servers() -> None:
-    row, sent = scale.run(2, share=True, servers=16, rate_per_s=160, seconds=2)
-    assert row.completed == 1.0
-    assert sent > 30
-    _, apart = scale.run(2, share=False, servers=16, rate_per_s=160, seconds=2)
-    assert apart == 0
 
 
 def a_run(*, replicas: int = 1, changes: tuple[Change, ...] = ()) -> tuple[PickerRouter, Fleet]:
