@@ -15,6 +15,7 @@ import pytest
 from tests.charts import addon_crds
 from tests.charts.rendering import GATEWAY, REPOSITORY, VALUE_SETS, Helm, containers, pod_specs
 from tests.cluster_env.control_plane import ControlPlane
+from tests.unit.docs.pages import PAGES
 
 pytestmark = pytest.mark.cluster
 
@@ -83,6 +84,16 @@ def test_commands_that_need_pods_name_what_the_chart_makes(helm: Helm) -> None:
         assert {word for word in words if word.startswith(("deployment/", "service/"))} <= made, words
         if "-c" in words:
             assert words[words.index("-c") + 1] in inside, words
+
+
+def test_every_helm_command_of_a_page_renders(helm: Helm) -> None:
+    texts = [text.replace("\\\n", " ") for page in PAGES for _, text in page.blocks]
+    lines = [line.replace("$URL", "http://10.0.0.9") for text in texts for line in text.splitlines()]
+    commands = [shlex.split(line) for line in lines if re.match("helm (install|upgrade|template) ", line)]
+    assert len(commands) >= 10
+    for _, _, release, chart, *flags in commands:
+        left_out = ("--reset-then-reuse-values", "-f", "values.yaml")
+        helm.run("template", release, REPOSITORY / chart, *(flag for flag in flags if flag not in left_out))
 
 
 def test_the_page_names_the_alerts_as_they_are() -> None:
