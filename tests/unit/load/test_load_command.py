@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 from pathlib import Path
 
 import pytest
 
 from bench.demo.address import Place, announced, running
-from bench.load.figures import LOOK_S, Health
+from bench.load.figures import LOOK_S, Health, Samples
 from bench.load.sse import AnswerError, read_answer
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
@@ -32,6 +34,17 @@ def test_an_incomplete_answer_is_an_error_with_its_class(body: bytes, kind: str)
     with pytest.raises(AnswerError) as caught:
         read_answer([(1.0, body)])
     assert caught.value.kind == kind
+
+
+def test_quantiles_are_within_half_a_percent_and_add_up() -> None:
+    rng = random.Random(1)
+    values = sorted(rng.lognormvariate(-2, 1.5) for _ in range(5000))
+    whole = Samples()
+    for n in range(3):
+        whole.merge(Samples.of(json.loads(json.dumps(Samples(values[n::3]).document()))))
+    for share in (0.25, 0.5, 0.99):
+        assert whole.quantile(share) == pytest.approx(values[round(share * 5000) - 1], rel=0.005)
+    whole.check_integrity()
 
 
 def test_the_verdict_tells_own_work_from_a_machine_that_others_use() -> None:
