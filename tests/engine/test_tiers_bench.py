@@ -1,4 +1,4 @@
-"""Row 002-3 on a real model's choices, row 002-5 in bytes, and the benchmark on large shapes in small."""
+"""Row 002-3 on a real model's choices, rows 002-5 and 002-6 in bytes, and the bench of large shapes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def test_each_system_serves_prefixes_from_each_disk(
     assert list(tmp_path.iterdir()) == [], "nothing stays on the disk"
 
 
-def test_002_5_small_tiers_read_less_than_half_of_the_rivals_bytes(made_up: Patterns, tmp_path: Path) -> None:
+def test_002_5_and_002_6_reordering_halves_the_bytes_of_small_tiers(
+    made_up: Patterns, tmp_path: Path
+) -> None:
     """The strongest rival is the document's system: importance of all heads, and LFU. Times need a disk, so
     `make bench-tiers` measures them (docs/tiers.md).
     """
@@ -89,6 +91,9 @@ def test_002_5_small_tiers_read_less_than_half_of_the_rivals_bytes(made_up: Patt
     assert read[TOP_K.name] >= 2 * read[OURS.name], "the document's three techniques"
     assert read[TOP_K.name] >= 2 * read[FEW_CHUNKS.name], "the default"
     assert read[EVERYTHING.name] >= 2 * read[FEW_CHUNKS.name]
+    saved = read[TOP_K.name] - read[OURS.name]
+    assert read[PROBED.name] - read[PACKED.name] > 0.9 * saved, "002-6: the document has 30 and 8 %"
+    assert read[OURS.name] == read[PACKED.name], "importance saves nothing; the document has 10 and 56 %"
 
 
 def test_thin_records_count_the_same_bytes_as_wide_ones(made_up: Patterns, tmp_path: Path) -> None:

@@ -57,7 +57,10 @@ def step_times(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
         }
         for step in steps
     ]
-    goal = "none: the times that the cost model needs; attention by torch's scaled_dot_product_attention"
+    goal = (
+        "none: the times that the cost model needs; attention by torch's scaled_dot_product_attention, on a GPU "
+        "FlashAttention for prompts without a context and equal contexts, else the memory-efficient kernel"
+    )
     return {"row": "step-times", "goal": goal, "rows": rows}
 
 
