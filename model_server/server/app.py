@@ -62,6 +62,7 @@ _CLIENT_GONE = 499
 write a traceback to the log for each client that goes away.
 """
 _READ_AT_ONCE_BYTES = 64 * 1024
+_RESPONSE = "/v1/responses/{id}"
 _MAX_BODY_BYTES = web.AppKey("max_body_bytes", int)
 
 _log = logging.getLogger(__name__)
@@ -96,10 +97,13 @@ class Api:
     def application(self) -> web.Application:
         app = web.Application(client_max_size=self.max_body_bytes, middlewares=[_errors_in_api_shape])
         app[_MAX_BODY_BYTES] = self.max_body_bytes
-        app.router.add_post("/v1/completions", self._completions)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/messages", self._messages)
+        app.router.add_post("/v1/completions", partial(self._create, self.reader.completion, Reply))
+        app.router.add_post("/v1/chat/completions", partial(self._create, self.reader.chat, Reply))
+        app.router.add_post("/v1/messages", partial(self._create, self._read_messages, MessagesReply))
         app.router.add_post("/v1/responses", self._create_response)
+        app.router.add_get(_RESPONSE, self._stored_response)
+        app.router.add_delete(_RESPONSE, self._stored_response)
+        app.router.add_post(f"{_RESPONSE}/cancel", self._stored_response)
         app.router.add_post("/v1/embeddings", self._embeddings)
         app.router.add_get("/v1/models", self._list_models)
         if self.runtime_lora:
@@ -121,23 +125,15 @@ class Api:
     async def _stop_reading(self, _: web.Application) -> None:
         self._reading.shutdown(wait=False, cancel_futures=True)
 
-    async def _completions(self, http: web.Request) -> web.StreamResponse:
-        arrival_s = self.clock()
-        job = await self._read(http, self.reader.completion)
-        return await self._answer(http, job, Reply(**self._head(http, job)), arrival_s)
-
-    async def _chat(self, http: web.Request) -> web.StreamResponse:
-        arrival_s = self.clock()
-        job = await self._read(http, self.reader.chat)
-        return await self._answer(http, job, Reply(**self._head(http, job)), arrival_s)
-
-    async def _messages(self, http: web.Request) -> web.StreamResponse:
-        def read(raw: bytes) -> Job:
-            return self.reader.chat(chat_of_messages(read_body(raw, MessagesBody)))
-
+    async def _create(
+        self, read: Callable[[bytes], Job], reply: type[Reply], http: web.Request
+    ) -> web.StreamResponse:
         arrival_s = self.clock()
         job = await self._read(http, read)
-        return await self._answer(http, job, MessagesReply(**self._head(http, job)), arrival_s)
+        return await self._answer(http, job, reply(**self._head(http, job)), arrival_s)
+
+    def _read_messages(self, raw: bytes) -> Job:
+        return self.reader.chat(chat_of_messages(read_body(raw, MessagesBody)))
 
     async def _create_response(self, http: web.Request) -> web.StreamResponse:
         def read(raw: bytes) -> tuple[ResponsesBody, Job, list[dict[str, Any]]]:
@@ -151,6 +147,18 @@ class Api:
         head = {**self._head(http, job), "reply_id": uuid.uuid4().hex}
         reply = ResponsesReply(**head, body=body, messages=messages, kept_by=self._responses)
         return await self._answer(http, job, reply, arrival_s)
+
+    async def _stored_response(self, http: web.Request) -> web.Response:
+        """Return or forget a stored response, or refuse to cancel it."""
+        name = http.match_info["id"]
+        if (found := self._responses.stored(name)) is None:
+            raise web.HTTPNotFound
+        if http.method == "POST":
+            raise ApiError("This response has ended; none is made in the background here.")
+        if http.method == "DELETE":
+            self._responses.forget(name)
+            found = {"id": name, "object": "response", "deleted": True}
+        return web.json_response(found)
 
     async def _embeddings(self, http: web.Request) -> web.StreamResponse:
         def read(raw: bytes) -> tuple[EmbeddingsBody, Job]:
@@ -302,12 +310,12 @@ class Api:
         }
 
     async def _load_adapter(self, http: web.Request) -> web.Response:
-        body = read_body(await _read_short_body(http), LoadAdapterBody)
+        body = await self._read(http, partial(read_body, kind=LoadAdapterBody))
         self.models.load(Adapter(body.lora_name, body.lora_path))
         return web.Response(text=f"Adapter {body.lora_name} is loaded.")
 
     async def _unload_adapter(self, http: web.Request) -> web.Response:
-        body = read_body(await _read_short_body(http), UnloadAdapterBody)
+        body = await self._read(http, partial(read_body, kind=UnloadAdapterBody))
         self.models.unload(body.lora_name)
         return web.Response(text=f"Adapter {body.lora_name} is unloaded.")
 
@@ -335,14 +343,6 @@ class Api:
     async def _metrics_page(self, _: web.Request) -> web.Response:
         page = generate_latest(self.metrics.registry)
         return web.Response(body=page, headers={"content-type": CONTENT_TYPE_LATEST})
-
-
-async def _read_short_body(http: web.Request) -> bytes:
-    """Return a body that names one adapter. Raise ApiError if the body is too long for this."""
-    raw = await http.read()
-    if len(raw) > _READ_AT_ONCE_BYTES:
-        raise ApiError(f"The body has more than {_READ_AT_ONCE_BYTES:,} bytes, the limit of this path.")
-    return raw
 
 
 async def _events(job: Job, reply: Reply, requests: list[Request], mailbox: Mailbox) -> AsyncIterator[bytes]:

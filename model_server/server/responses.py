@@ -63,14 +63,22 @@ class Responses:
 
     def __init__(self, prompts: PromptReader) -> None:
         self._prompts = prompts
-        self._kept: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[list[dict[str, Any]], dict[str, Any], int]] = OrderedDict()
+        """The messages of each conversation, its last answer, and the characters of both."""
         self._characters = 0
 
-    def keep(self, response_id: str, messages: list[dict[str, Any]]) -> None:
-        self._kept[response_id] = messages
-        self._characters += _size(messages)
+    def keep(self, answer: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+        size = sum(_CHARACTERS_OF_A_MESSAGE + len(str(each)) for each in (answer, *messages))
+        self._kept[answer["id"]] = messages, answer, size
+        self._characters += size
         while len(self._kept) > _MOST_RESPONSES or self._characters > _MOST_CHARACTERS:
-            self._characters -= _size(self._kept.popitem(last=False)[1])
+            self.forget(next(iter(self._kept)))
+
+    def stored(self, response_id: str) -> dict[str, Any] | None:
+        return self._kept[response_id][1] if response_id in self._kept else None
+
+    def forget(self, response_id: str) -> None:
+        self._characters -= self._kept.pop(response_id)[2]
 
     def chat_of(self, body: ResponsesBody) -> tuple[bytes, list[dict[str, Any]]]:
         """Return the chat body, and its messages without the instructions, which a later response does not
@@ -82,7 +90,7 @@ class Responses:
             kept = self._kept.get(body.previous_response_id)  # the other thread may forget it meanwhile
             if kept is None:
                 raise ApiError("This response is not kept here.", param="previous_response_id")
-            before = kept
+            before = kept[0]
         found: str | list[_Item] = self._prompts.turns(body.input, str | list[_Item], param="input")
         items = [_Item(role="user", content=found)] if isinstance(found, str) else found
         # Earlier thoughts are left out, as templates do.
@@ -163,18 +171,11 @@ class ResponsesReply(Reply):
         return [self._numbered(f"response.{name}", fields) for name, fields in ends]
 
     def _ended(self, delta: Delta, request: Request) -> dict[str, Any]:
-        if self._body.store is not False:
-            call = self.call(delta)
-            said: dict[str, Any] = {"role": "assistant", "content": self._text}
-            if call is not None:
-                said = _called(f"call_{self.reply_id}", *call)
-            self._kept_by.keep(f"resp_{self.reply_id}", [*self._messages, said])
         cut_short = delta.finish_reason is FinishReason.LENGTH
-        counted = usage([request])
+        counted, call = usage([request]), self.call(delta)
         answer = self._response("incomplete" if cut_short else "completed")
-        return {
-            **answer,
-            "output": [self._item([_part(self._text)], self.call(delta), status=answer["status"])],
+        answer |= {
+            "output": [self._item([_part(self._text)], call, status=answer["status"])],
             "incomplete_details": {"reason": "max_output_tokens"} if cut_short else None,
             "usage": {
                 "input_tokens": counted["prompt_tokens"],
@@ -184,6 +185,12 @@ class ResponsesReply(Reply):
                 "total_tokens": counted["total_tokens"],
             },
         }
+        if self._body.store is not False:
+            said: dict[str, Any] = {"role": "assistant", "content": self._text}
+            if call is not None:
+                said = _called(f"call_{self.reply_id}", *call)
+            self._kept_by.keep(answer, [*self._messages, said])
+        return answer
 
     def _response(self, status: str) -> dict[str, Any]:
         return {
@@ -229,11 +236,6 @@ def _message_of(item: _Item) -> dict[str, Any]:
 
 def _called(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": [function_call(call_id, name, arguments)]}
-
-
-def _size(messages: Sequence[Mapping[str, Any]]) -> int:
-    texts = ((message["content"], str(message.get("tool_calls", ""))) for message in messages)
-    return sum(_CHARACTERS_OF_A_MESSAGE + len(content) + len(calls) for content, calls in texts)
 
 
 def _part(text: str) -> dict[str, Any]:

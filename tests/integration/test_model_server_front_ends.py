@@ -100,6 +100,26 @@ async def test_a_response_goes_on_from_an_earlier_one(start: Start, *, stream: b
     assert second["previous_response_id"] == first["id"]
 
 
+async def test_a_stored_response_is_read_again_and_forgotten(start: Start) -> None:
+    server = await start()
+    _, first = await server.post("/v1/responses", {"input": PROMPT, "max_output_tokens": 5})
+    path = f"/v1/responses/{first['id']}"
+
+    async def asked(method: str, path: str) -> tuple[int, Any]:
+        reply = await server.http.request(method, path)
+        return reply.status, await reply.json()
+
+    assert await asked("GET", path) == (200, first)
+    assert (await asked("POST", f"{path}/cancel"))[0] == 400, "no response is made in the background"
+    deleted = {"id": first["id"], "object": "response", "deleted": True}
+    assert await asked("DELETE", path) == (200, deleted)
+    for method, gone in (("GET", path), ("DELETE", path), ("POST", f"{path}/cancel")):
+        status, error = await asked(method, gone)
+        assert (status, error["error"]["type"]) == (404, "invalid_request_error")
+    more = {"input": "Go on.", "previous_response_id": first["id"]}
+    assert (await server.post("/v1/responses", more))[0] == 400
+
+
 async def test_a_response_that_is_not_stored_has_no_next_one(start: Start) -> None:
     server = await start()
     _, first = await server.post("/v1/responses", {"input": "Hi", "store": False})

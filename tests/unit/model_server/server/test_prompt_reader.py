@@ -152,7 +152,7 @@ def test_a_body_of_many_items_is_refused_without_making_objects_of_it() -> None:
 def test_empty_messages_of_kept_responses_count_too() -> None:
     kept = responses(CountingLanguage())
     for index in range(100):
-        kept.keep(f"resp_{index}", [{"role": "u", "content": ""} for _ in range(8_166)])
+        kept.keep({"id": f"resp_{index}"}, [{"role": "u", "content": ""} for _ in range(8_166)])
     found = []
     for index in range(100):
         raw = json.dumps({"input": "x", "previous_response_id": f"resp_{index}"}).encode()
