@@ -96,7 +96,7 @@ release: $(VENV)/.dev ## build wheel, charts, bills of materials and checksums i
 image-env: $(VENV)/.dev ## build the tests' images with buildah from Debian's packages, outside the checkout (needs root)
 	@$(BIN)/python -m tests.environments image build
 
-cluster-env: $(VENV)/.dev ## install a Kubernetes control plane, kubectl, helm and Envoy Gateway outside the checkout (minutes the first time)
+cluster-env: $(VENV)/.dev ## install a Kubernetes control plane, kubectl, helm, Envoy Gateway and KEDA outside the checkout (minutes the first time)
 	@$(BIN)/python -m tests.environments cluster build
 
 conformance: $(VENV)/.dev ## test our picker against each rule of the endpoint picker protocol

@@ -13,6 +13,7 @@ from typing import Final
 
 from tests.cluster_env import environment
 from tests.cluster_env.go_modules import downloaded
+from tests.cluster_env.go_programs import Keda
 from tests.harness.cached_builds import CachedBuild, cache_folder, content_key
 
 
@@ -61,11 +62,7 @@ MODULES: Final = (
         "h1:DdhJ8QabwTfWgbgaHH2gdf8twliioHaoSfmDXRYEVU0=",
         ("config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml",),
     ),
-    Module(
-        "github.com/kedacore/keda/v2@v2.19.0",
-        "h1:IP3iMTwr9HkaAwPtLnhngPv74LghMf7ubLrsGLQo52M=",
-        ("config/crd/bases/keda.sh_scaledobjects.yaml",),
-    ),
+    Module(Keda.module, Keda.module_hash, ("config/crd/bases/keda.sh_scaledobjects.yaml",)),
     Module(
         "github.com/cert-manager/cert-manager@v1.19.0",
         "h1:pPKtK06zPriliwq7B12xa7DGKbc4SvnfOjE0BXaAspk=",

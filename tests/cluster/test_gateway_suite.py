@@ -106,10 +106,6 @@ async def run_suite(
     cluster: ControlPlane, suite: GatewaySuite, node: RunningNode, *, folder: Path
 ) -> tuple[dict[str, list[dict[str, dict[str, object]]]], str]:
     """Run the suite in the node's network. Return its report and what it prints."""
-    document = json.loads(cluster.kubeconfig.read_text())
-    service = cluster.get("service", "kubernetes", "-n", "default")["spec"]
-    document["clusters"][0]["cluster"]["server"] = f"https://{service['clusterIP']}:443"
-    (folder / "suite.kubeconfig").write_text(json.dumps(document))
     options = (
         "-test.v",
         f"-gateway-class={CLASS}",
@@ -128,7 +124,7 @@ async def run_suite(
             *node.inside([str(suite.program), *options]),
             stdout=log,
             stderr=log,
-            env={"KUBECONFIG": str(folder / "suite.kubeconfig"), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+            env={"KUBECONFIG": str(cluster.kubeconfig_inside()), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
         )
         await process.wait()
     output = printed.read_text()

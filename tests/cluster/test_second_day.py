@@ -1,8 +1,8 @@
 """Acts of the second day that `test_whole_story` leaves out, under load: the first server of an empty pool,
 long streams across a deletion, an address that another pod had, a drained node, a renewed certificate.
-Clients speak TLS, and each pod runs two pickers. The control plane, Prometheus, Envoy, the pickers and the
-model servers are real. A stand-in kubelet runs the pods. This is one test, because all acts share the
-releases. docs/upgrade.md has its table.
+Clients speak TLS, and each pod runs two pickers. The control plane, Prometheus, KEDA's operator, Envoy, the
+pickers and the model servers are real. A stand-in kubelet runs the pods. This is one test, because all acts
+share the releases. docs/upgrade.md has its table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import pytest
@@ -29,8 +29,9 @@ from tests.cluster.installed import (
     site_on,
 )
 from tests.cluster.steady_load import SteadyLoad, send_completion, steady_load
-from tests.cluster_env.control_plane import ControlPlane
-from tests.harness.certificate import make_certificate
+from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
+from tests.cluster_env.go_programs import Keda
+from tests.harness.certificate import CERTIFICATE, make_certificate, write_tls
 from tests.harness.kubelet.running import RunningNode, running_node
 from tests.harness.processes import managed_process, wait_until
 from tests.harness.promtool import program
@@ -48,7 +49,7 @@ NODE: Final = "node-1"
 
 
 async def test_the_acts_of_the_second_day_fail_no_request(
-    own_cluster: ControlPlane, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    own_cluster: ControlPlane, keda: Keda, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site, certificates = site_on(own_cluster), tmp_path / "certificates"
     await site.apply_crds()
@@ -61,7 +62,7 @@ async def test_the_acts_of_the_second_day_fail_no_request(
         await install(site)
         url = (await site.url()).replace("http:", "https:")
         connector = node.connector(force_close=True, limit=0, ssl=trusted)
-        said = await from_zero(site, node, url, trusted, folder=tmp_path)
+        said = await from_zero(site, node, keda, url, trusted, folder=tmp_path)
         with capsys.disabled():
             print(f"\n{said}")
         await site.kubectl("scale", f"deployment/{SERVERS}", "--replicas=3")
@@ -116,22 +117,53 @@ async def prometheus(site: Installed, node: RunningNode, folder: Path) -> AsyncI
         yield
 
 
-async def kedas_query(site: Installed) -> str:
-    """Return the query of the ScaledObject that the chart makes for a pool that may have no server."""
-    keda = "autoscaling.keda.enabled=true,autoscaling.keda.prometheus=http://p:9090"
+async def scaled_object(site: Installed) -> dict[str, Any]:
+    """Return the ScaledObject that the chart makes for a pool that may have no server."""
+    keda = f"autoscaling.keda.enabled=true,autoscaling.keda.prometheus=http://{PROMETHEUS}"
     values = ("--set", f"engine=simulated,autoscaling.enabled=true,autoscaling.minReplicas=0,{keda}")
     rendered = await site.helm("template", "servers", CHARTS / "model-server", *values)
     (scaled,) = [each for each in yaml.safe_load_all(rendered) if each and each["kind"] == "ScaledObject"]
-    return str(scaled["spec"]["triggers"][0]["metadata"]["query"])
+    return dict(scaled)
+
+
+@asynccontextmanager
+async def kedas_operator(site: Installed, node: RunningNode, keda: Keda, folder: Path) -> AsyncIterator[None]:
+    """Run KEDA's operator in the network of the node. It scales by the ScaledObject of the chart."""
+
+    async def kinds_are_known() -> bool:
+        crds = (await site.get("crd"))["items"]
+        conditions = [each.get("status", {}).get("conditions") or [] for each in crds]
+        return all(("Established", "True") in [(c["type"], c["status"]) for c in each] for each in conditions)
+
+    await site.kubectl("apply", "--server-side", "-f", keda.crds)
+    await wait_until(kinds_are_known, what="the API server knows KEDA's kinds", timeout_s=120)
+    certificates = folder / "keda"
+    certificates.mkdir()
+    write_tls(certificates)
+    (certificates / "ca.crt").write_text(CERTIFICATE)
+    environment = {
+        "KUBECONFIG": str(site.plane.kubeconfig_inside()),
+        "KEDA_CLUSTER_OBJECT_NAMESPACE": site.namespace,
+        "POD_NAMESPACE": site.namespace,
+        "WATCH_NAMESPACE": site.namespace,
+    }
+    command = node.inside([str(keda.program), f"--cert-dir={certificates}"])
+    async with managed_process("keda", command, directory=folder, env=environment) as operator:
+        try:
+            await site.apply(await scaled_object(site))
+            await site.kubectl("wait", "--for=condition=Ready", f"scaledobject/{SERVERS}", "--timeout=120s")
+            yield
+            # The operator ends its HorizontalPodAutoscaler with the object, so that the test may scale again.
+            await site.kubectl("delete", f"scaledobject/{SERVERS}", "--timeout=120s")
+        except CommandFailedError as error:
+            raise AssertionError(f"{error}\n{operator.stderr.read_text()[-4000:]}") from None
 
 
 async def from_zero(
-    site: Installed, node: RunningNode, url: str, trusted: ssl.SSLContext, *, folder: Path
+    site: Installed, node: RunningNode, keda: Keda, url: str, trusted: ssl.SSLContext, *, folder: Path
 ) -> str:
-    """Send a request to a pool without a server. The test starts the first server as KEDA does: when the
-    value of the query is above 0. Return what happened.
-    """
-    query = await kedas_query(site)
+    """Send a request to a pool without a server. KEDA starts the first server. Return what happened."""
+    query = (await scaled_object(site))["spec"]["triggers"][0]["metadata"]["query"]
     async with (
         prometheus(site, node, folder),
         aiohttp.ClientSession(connector=node.connector(force_close=True, ssl=trusted)) as session,
@@ -152,16 +184,20 @@ async def from_zero(
         async def asks_for_a_server() -> bool:
             return await values(query) == [1.0]
 
+        async def replicas() -> int:
+            return int((await site.get("deployment", SERVERS))["spec"]["replicas"])
+
         await wait_until(share, what="all pickers share, as Prometheus sees them", timeout_s=120)
-        assert await values(query) == [], "no load is known, so KEDA changes nothing"
-        began_at = time.monotonic()
-        asked = asyncio.create_task(send_completion(session, url, "the first of all"))
-        await wait_until(asks_for_a_server, what="the query asks for a server", timeout_s=60)
-        shown_s = time.monotonic() - began_at
-        assert not asked.done(), asked
-        await site.kubectl("scale", f"deployment/{SERVERS}", "--replicas=1")
-        outcome = await asked
-    assert not outcome.fault, outcome.fault
+        async with kedas_operator(site, node, keda, folder):
+            assert await values(query) == [], "no load is known, so KEDA changes nothing"
+            assert await replicas() == 0
+            began_at = time.monotonic()
+            asked = asyncio.create_task(send_completion(session, url, "the first of all"))
+            await wait_until(asks_for_a_server, what="the query asks for a server", timeout_s=60)
+            shown_s = time.monotonic() - began_at
+            outcome = await asked
+            assert not outcome.fault, f"{outcome.fault}\n{(folder / 'keda.err').read_text()[-4000:]}"
+            assert await replicas() == 1
     return f"from zero: shown after {shown_s:.1f} s, answered after {outcome.seconds:.1f} s"
 
 

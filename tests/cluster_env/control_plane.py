@@ -181,6 +181,14 @@ class ControlPlane:
         """Return a kubeconfig with the rights of kube-proxy."""
         return self._acting_as("proxy", "system:kube-proxy", groups=())
 
+    def kubeconfig_inside(self) -> Path:
+        """Return a kubeconfig of the administrator for programs in the network of a node."""
+        document = json.loads(self.kubeconfig.read_text())
+        document["clusters"][0]["cluster"]["server"] = f"https://{API_SERVICE_IP}:443"
+        path = self.folder / "inside.kubeconfig"
+        path.write_text(json.dumps(document))
+        return path
+
     def log_tail(self, name: str, *, lines: int = 30) -> str:
         path = self.folder / f"{name}.log"
         text = path.read_text(errors="replace").splitlines() if path.exists() else []

@@ -16,7 +16,7 @@ import pytest
 
 from tests.cluster_env import environment
 from tests.cluster_env.control_plane import ControlPlane
-from tests.cluster_env.go_programs import EnvoyGateway, GatewaySuite
+from tests.cluster_env.go_programs import EnvoyGateway, GatewaySuite, Keda
 from tests.cluster_env.preparing import create_namespace, install_inference_pool
 from tests.harness.prepared import CLUSTER, prepared
 
@@ -29,6 +29,11 @@ def cluster_tools() -> environment.ClusterTools:
 @pytest.fixture(scope="session")
 def envoy_gateway() -> EnvoyGateway:
     return prepared(EnvoyGateway.require, required_by=CLUSTER)
+
+
+@pytest.fixture(scope="session")
+def keda() -> Keda:
+    return prepared(Keda.require, required_by=CLUSTER)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,5 @@
 """Owns the cached programs that are compiled from one Go module each, with what else lies in that module:
-Envoy Gateway, and the conformance suite of gateway-api-inference-extension.
+Envoy Gateway, KEDA's operator, and the conformance suite of gateway-api-inference-extension.
 
 Each is in one folder of the cache (`tests.harness.cached_builds`), keyed by the module's hash. The command
 line and the fixtures call this module.
@@ -97,6 +97,27 @@ class EnvoyGateway(GoProgram):
 
 
 @dataclass(frozen=True, slots=True)
+class Keda(GoProgram):
+    """The operator, and the CRDs that it reads. Its metrics adapter and its webhooks are left out: the step
+    between zero pods and one needs neither.
+    """
+
+    kind: ClassVar[str] = "keda"
+    what: ClassVar[str] = "KEDA's operator is"
+    module: ClassVar[str] = "github.com/kedacore/keda/v2@v2.19.0"
+    module_hash: ClassVar[str] = "h1:IP3iMTwr9HkaAwPtLnhngPv74LghMf7ubLrsGLQo52M="
+
+    @property
+    def program(self) -> Path:
+        return self.folder / "bin" / "keda"
+
+    def fill(self, source: Path, *, go: Path) -> None:
+        compiled(go, *BUILD, "-o", self.program, "./cmd/operator", source=source)
+        shutil.copytree(source / "config" / "crd" / "bases", self.crds, copy_function=shutil.copyfile)
+        self.crds.chmod(0o755)  # a module's folders are read-only
+
+
+@dataclass(frozen=True, slots=True)
 class GatewaySuite(GoProgram):
     """The suite's test program, its echo server, and its CRDs."""
 
@@ -141,7 +162,7 @@ class GatewaySuite(GoProgram):
 
 
 def build_all(*, progress: Progress = say) -> None:
-    """Build the control plane, and both programs."""
+    """Build the control plane, and the programs."""
     environment.build(progress=progress)
-    for program in (EnvoyGateway, GatewaySuite):
+    for program in (EnvoyGateway, Keda, GatewaySuite):
         program.prepare(progress=progress)

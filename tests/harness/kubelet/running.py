@@ -26,6 +26,7 @@ import msgspec
 
 from bench.demo.tether import tethered
 from tests.cluster_env.control_plane import ControlPlane
+from tests.harness.cached_builds import say
 from tests.harness.kubelet.images import REPOSITORY, Image
 from tests.harness.kubelet.namespaces import NetworkNamespace
 
@@ -152,6 +153,8 @@ def running_node(
                 f"the kubelet ended with {process.returncode} while it was needed\n{_log_tail(folder)}"
             )
     finally:
+        if sys.exception() is not None:
+            say(f"the log of node {name} ends with\n{_log_tail(folder)}")
         process.kill()
         process.wait()
         if network is not None:

@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 import random
 import socket
+import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,6 +23,8 @@ from tests.harness.kubelet.namespaces import NetworkNamespace
 Address = tuple[str, int]
 
 _CHUNK_BYTES: Final = 65_536
+_SLOW_S: Final = 5.0
+"""Connections that take longer than this are in the node's log, which a failed test shows."""
 _ZONE: Final = "svc.cluster.local"
 _SERVICE_NAME: Final = "kubernetes.io/service-name"
 
@@ -171,13 +175,17 @@ class Services:
         port = self._ports.get(place)
         if port is None or not port.endpoints:
             raise ConnectionRefusedError(f"no endpoint for {place}")
-        made = self._network.socket()
+        made, endpoint = self._network.socket(), random.choice(port.endpoints)
+        began_at = time.monotonic()
         try:
-            await asyncio.get_running_loop().sock_connect(made, random.choice(port.endpoints))
+            await asyncio.get_running_loop().sock_connect(made, endpoint)
             return await asyncio.open_connection(sock=made)
         except BaseException:
             made.close()
             raise
+        finally:
+            if (took_s := time.monotonic() - began_at) > _SLOW_S:
+                print(f"{place}: {took_s:.0f} s to connect to {endpoint}", file=sys.stderr, flush=True)
 
     def _is_api_server(self, place: Address) -> bool:
         return any(
