@@ -121,7 +121,7 @@ def decision_for(number: int, *, name: str = "vllm-0", tried: bool = False) -> D
     )
     return Decision(
         request_id=f"{rng.getrandbits(64):016x}",
-        at_unix_s=time.time() - 100 + number,
+        at_unix_s=time.time() - 50 + number,
         kind=ApiKind.CHAT,
         model="llama-3-8b",
         adapter="",
