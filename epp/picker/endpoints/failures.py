@@ -48,8 +48,9 @@ _REFUSING: Final = 0.4
 """The least share of a server that may refuse everything."""
 _REFUSALS: Final = 3
 """A server is suspected after so many refusals in a row. Clients often send one or two bad requests."""
-_ALL_REFUSE_S: Final = 60.0
+_REFUTED_S: Final = 60.0
 """For this long after two servers have refused about as many requests in a row, refusals count against none.
+For this long after a probe got a token, counters that stand still show nothing, unless they have grown since.
 """
 
 
@@ -138,7 +139,7 @@ class FailingServers:
         for mark in self.marks.values():
             fewer, more = sorted((mark.state.account.refused, state.account.refused))
             if mark.state is not state and _REFUSALS <= more <= 2 * fewer:
-                self._all_refuse_until = now + _ALL_REFUSE_S
+                self._all_refuse_until = now + _REFUTED_S
                 if mark.out and mark.form is Form.REFUSES:
                     mark.recover(now=now)
         return now >= self._all_refuse_until
@@ -206,6 +207,9 @@ class FailingServers:
         """
         seen = self._answers.look(state, before, after, hang_seconds=self.settings.hang_seconds, now=now)
         account, mark = state.account, self.marks.get((state, ""))
+        frozen = account.grew_at < account.refuted_at > now - _REFUTED_S
+        if frozen and seen in ("idle", "stalls", "stalls alone"):
+            return False
         if seen in ("hangs", "stalls alone"):
             return self.hangs(state, form=Form.HANGS if seen == "hangs" else Form.STALLS, now=now)
         if seen in ("stalls", "may hang"):
@@ -306,6 +310,8 @@ class FailingServers:
         account.refused, account.read_at, account.stands_since = 0, now, None
         refuses = mark.form is Form.REFUSES and mark.refusals_prove
         proves = mark.needs is Proof.COUNTED or (mark.needs > Proof.BEGUN and mark.verdict == "ill")
+        if mark.needs is Proof.COUNTED:
+            account.refuted_at = mark.probed_at
         if mark.suspected is Form.REFUSES:
             mark.recover(0.0, now=now)  # the requests were at fault
         elif refuses or proves or mark.suspected is not None:
@@ -363,9 +369,7 @@ class FailingServers:
         marks = {n: m for n, s in enumerate(states) if (m := self.marks.get((s, ""))) is not None}
         if not marks:
             return {}
-        shares = np.zeros(len(states))
-        for n, mark in marks.items():
-            shares[n] = mark.now(now)
+        shares = np.array([self.share(state, now=now) for state in states])
         out = self._left_out(shares, marks, self.settings)
         return {states[n]: marks[n].form.why for n in out}
 

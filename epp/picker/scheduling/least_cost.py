@@ -88,12 +88,12 @@ class LeastCost(Rule):
     """Chooses the least predicted cost in seconds (`cost_s`)."""
 
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        super().__init__(spec, rng)
         cost = spec.cost
         # Zero-dimensional arrays, which numpy takes twice as fast as numbers.
         self._weight = np.array(cost.uncached_token_weight)
         self._stall = np.array(cost.stalled_request_weight)
         self._failure_s = spec.failures.cost_seconds
-        self._rng = rng
         self.demand = Demand()
         """When each prefix was last asked for."""
 

@@ -36,9 +36,6 @@ class Affinity(Rule):
     spots.
     """
 
-    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
-        self._rng = rng
-
     def rank(self, weighed: Weighed) -> Choice:
         seen, uncached = weighed.seen, weighed.uncached_tokens
         undone = seen.undone_tokens
@@ -62,6 +59,7 @@ class RoundRobin(Rule):
     gated = False
 
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        super().__init__(spec, rng)
         self._last = ""
 
     def rank(self, weighed: Weighed) -> Choice:
@@ -78,9 +76,6 @@ class Random(Rule):
 
     gated = False
 
-    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
-        self._rng = rng
-
     def rank(self, weighed: Weighed) -> Choice:
         candidates = range(len(weighed.seen))
         return Choice(weighed, self._rng.sample(candidates, min(MOST, len(candidates))), "chance")
@@ -90,9 +85,6 @@ class LeastLoad(Rule):
     """Chooses the candidate with the fewest requests in flight."""
 
     gated = False
-
-    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
-        self._rng = rng
 
     def rank(self, weighed: Weighed) -> Choice:
         return Choice(weighed, fewest(weighed.seen.burden(), self._rng), "load")
@@ -110,8 +102,8 @@ class PrefixHashRule(Rule):
     reason: ClassVar = "hash"
 
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        super().__init__(spec, rng)
         self._settings = spec.prefix_hash
-        self._rng = rng
         self._refused: OrderedDict[int, EndpointName] = OrderedDict()
         """By key: the last endpoint that did not compute a request of the key."""
 

@@ -97,6 +97,9 @@ class Rule(ABC):
     gated: ClassVar[bool] = True
     """Whether the load thresholds narrow the candidates first. The plain rules do not use thresholds."""
 
+    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:  # noqa: ARG002 - most have no settings
+        self._rng = rng
+
     @abstractmethod
     def rank(self, weighed: Weighed) -> Choice:
         """Return the best candidates, best first, and the reason in one word. Nothing may be booked here:

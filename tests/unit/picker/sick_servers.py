@@ -76,6 +76,8 @@ class Traffic:
     """The pickers share what they know, 20 ms later."""
     stuck: bool = False
     """The sick server's answers begin, and then neither a token nor an end follows."""
+    frozen: bool = False
+    """The sick server's page shows no number that grows, also while it works."""
     cuts: bool = False
     """The sick server's answers begin well and break off. Envoy's access log reports that a little later."""
     cuts_probes: bool = True
@@ -189,6 +191,8 @@ class _Run:
                     finished=float(self._finished[name]),
                     ttft_count=float(self._began[name]),
                 )
+                if self.traffic.frozen and name == self.traffic.sick_one:
+                    page = EndpointMetrics(scraped_at=now, generated_tokens=0.0, finished=0.0, ttft_count=0.0)
                 picker.news.observe(name, page, now=now)
         self._at(now + 1.0, self._scrape)
 

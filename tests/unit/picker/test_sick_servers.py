@@ -152,6 +152,14 @@ def test_answers_that_begin_and_do_not_go_on_are_noticed(
     assert traffic.to(SICK, since=50.0, until=60.0) >= 0.15
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_a_server_whose_page_stands_still_keeps_its_share(rule: RuleName) -> None:
+    """A cache before the page may be broken. Probes show that the server works."""
+    traffic = Traffic(rule=rule, frozen=True, sick_to=0.0).run(40.0)
+    assert traffic.to(SICK, since=0.0, until=40.0) >= 0.2
+    assert traffic.left_out_s <= 2.0
+
+
 def test_answers_that_stop_are_found_by_probes_without_other_work() -> None:
     traffic = Traffic(
         rule="least-cost", per_s=0.2, sick=begins, stuck=True, sick_from=0.0, sick_to=100.0
