@@ -312,6 +312,16 @@ async def test_an_idle_server_is_read_less_often_until_a_request_is_sent_to_it()
         await watched.until(lambda: len(watched.seen["free"]) >= 3)
 
 
+async def test_a_large_fleet_is_read_less_often() -> None:
+    small, large = WatchedScraper(), WatchedScraper()
+    async with BareServer(http(PAGE)).running() as server, small.running(), large.running():
+        large.scraper.set_endpoints([scraped_endpoint(str(n), server.address) for n in range(200)])
+        small.scraper.set_endpoints([scraped_endpoint("a", server.address)])
+        await small.until(lambda: len(small.seen["a"]) >= 30)
+        assert sum(map(len, large.seen.values())) <= 10 * len(large.seen)
+        await large.until(lambda: len(large.seen) == 200)
+
+
 async def test_servers_that_become_idle_together_are_spread_over_idle_interval() -> None:
     """Jitter alone would leave them in one burst: the first of them would be read after 54 s."""
     settings = msgspec.structs.replace(FAST, timeout_seconds=5.0, idle_interval_seconds=60.0)

@@ -35,6 +35,8 @@ _MOST_PAGE_BYTES: Final = 4 * 2**20
 _SHORTEST_NAP_S: Final = 0.002
 """Timers of the event loop may fire early by this much."""
 _WATCH_S: Final = 1.0
+_PAGES_PER_S: Final = 200
+"""Reading a page takes the picker up to half a millisecond, so this takes a tenth of a core."""
 _PARTS: Final = 10
 
 OnMetrics = Callable[[EndpointName, EndpointMetrics | None], None]
@@ -197,9 +199,10 @@ class Scraper:
 
     def _interval_s(self, target: _ScrapedServer) -> float:
         settings = self._settings()
+        busy_s = max(settings.interval_seconds, min(1.0, len(self._targets) / _PAGES_PER_S))
         if target.idle and not self._in_use(target.endpoint.name):
-            return max(settings.interval_seconds, settings.idle_interval_seconds)
-        return settings.interval_seconds
+            return max(busy_s, settings.idle_interval_seconds)
+        return busy_s
 
     async def _scrape(self, target: _ScrapedServer) -> tuple[EndpointMetrics | None, str]:
         """Return the numbers, if the server answered, and why there are none."""

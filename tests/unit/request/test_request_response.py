@@ -343,7 +343,7 @@ def test_the_id_of_what_a_server_keeps_is_read_from_a_whole_answer(kind: ApiKind
     assert reading.take_made() == ("" if kind is ApiKind.CHAT else "resp_1")
 
 
-def test_the_id_of_a_streamed_response_is_told_once_from_its_first_event_on() -> None:
+def test_the_id_of_a_streamed_response_is_told_at_its_first_event() -> None:
     pieces = [named("response.created", response={"id": "resp_1"}), named("response.completed")]
     reading, told = reader(ApiKind.RESPONSES), []
     for piece in (*pieces, pieces[0]):
