@@ -81,7 +81,10 @@ A = "{name: a, address: '10.0.0.1:80'}"
         ("endpoints: [{name: 'a b', address: '10.0.0.1:80'}]", r"endpoints\[0\]\.name"),
         ("endpoints: [{name: a, address: '10.0.0.1:80', weight: 3}]", r"unknown field `weight`"),
         ("endpoints: [{name: a, address: '10.0.0.1', port: 0}]", r"endpoints\[0\]\.port"),
-        (f"endpoints: [{A}, {{name: b, address: 10.0.0.1}}]", r"endpoints\[1\]\.address: .*such as :8000, is missing"),
+        (
+            f"endpoints: [{A}, {{name: b, address: 10.0.0.1}}]",
+            r"endpoints\[1\]\.address: .*:8000, is missing",
+        ),
         ("endpoints: [{name: a, address: 'gpu-1:80'}]", r"endpoints\[0\]\.address: .*not ip:port"),
         ("endpoints: [{name: a, address: '10.0.0.1:80', port: 80}]", r"endpoints\[0\]\.address: "),
         (
