@@ -112,6 +112,12 @@ class RequestCounts:
         "Time from the pick to the first token, for sampled streamed answers.",
         default_factory=_ttft,
     )
+    sampled_predicted_s: float = counter(
+        "epp_sampled_predicted_seconds_total",
+        "Predicted times from the pick to the end of the prefill, for the same answers. Divide by "
+        "the sum of epp_sampled_ttft_seconds to see how good the prediction is.",
+        default=0.0,
+    )
     refused: ByLabel = counter(
         "epp_refused_total",
         "Requests that the picker answered itself with an error.",

@@ -124,6 +124,7 @@ class Metrics:
             counts.sampled_cached += decision.cached_tokens
         if decision.ttft_s is not None:
             counts.sampled_ttft.observe(decision.ttft_s)
+            counts.sampled_predicted_s += decision.predicted_s
 
     def _refused(self, request_id: str, error: PickError) -> None:
         level = logging.WARNING if error.status >= 500 else logging.INFO

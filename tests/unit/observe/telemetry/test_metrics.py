@@ -139,13 +139,14 @@ def test_answers_are_counted_by_server_and_status_until_it_leaves(shown: Shown) 
 
 def test_only_answers_with_reported_hits_are_compared_with_the_prediction(shown: Shown) -> None:
     told, silent = pick(), pick(decision("r2"))
-    told.decision.cached_tokens, told.decision.ttft_s = 580, 0.3
+    told.decision.cached_tokens, told.decision.ttft_s, told.decision.predicted_s = 580, 0.3, 0.25
     for made in (told, silent):
         shown.metrics.on_event(began(made))
         shown.metrics.on_event(ended(made))
     assert shown.value("epp_sampled_predicted_tokens_total") == 600
     assert shown.value("epp_sampled_cached_tokens_total") == 580
     assert shown.value("epp_sampled_ttft_seconds_count") == 1
+    assert shown.value("epp_sampled_predicted_seconds_total") == 0.25
 
 
 def test_the_state_is_read_when_the_page_is_requested(shown: Shown) -> None:
