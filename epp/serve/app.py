@@ -70,10 +70,12 @@ class App:
         self._endpoints_known = False
         self._rng = rng = random.Random()
         self._sources = sources = Sources(rng=rng)
+        unix_offset_s = time.time() - time.monotonic()
+        self._unix_clock = lambda: time.monotonic() + unix_offset_s
         self._picker = Picker(
             DEFAULT_POLICY,
             rng=rng,
-            unix_offset_s=time.time() - time.monotonic(),
+            unix_offset_s=unix_offset_s,
             secret=parts.hash_secret(config, hub=hub),
             refuses_unknown_models=config.models.unknown == "NotFound",
         )
@@ -94,7 +96,7 @@ class App:
         self._eds_file = Path(config.envoy.eds_file) if config.envoy.eds_file and worker == 0 else None
         self._explaining = Explaining(self._picker)
         self._decisions = DecisionRing(maxlen=_KEPT_DECISIONS)
-        self._metrics = Metrics(decisions=self._decisions, state=self._status)
+        self._metrics = Metrics(decisions=self._decisions, state=self._status, unix_clock=self._unix_clock)
         self._picker.subscribe(self._metrics.on_event)
         self._tracer = tracing.make(worker=worker) if tracing.on(config.tracing) else None
         if self._tracer is not None:
@@ -154,6 +156,7 @@ class App:
             explain=self._explaining.account,
             dry_run=lambda: dry_run_of(self._picker),
             problems=self._problems,
+            unix_clock=self._unix_clock,
         )
 
     def _make_admin(self) -> AdminServer:

@@ -54,13 +54,15 @@ class Board:
         dry_run: Callable[[], dict[str, Any] | None],
         problems: Callable[[], list[str]] = list,
         clock: Callable[[], float] = time.monotonic,
+        unix_clock: Callable[[], float] = time.time,
     ) -> None:
+        """unix_clock: the time of the decisions, which does not follow when the machine's clock is set."""
         self.state = state
         self.decisions = decisions
         self.explain = explain
         self._dry_run = dry_run
         self._problems = problems
-        self._clock = clock
+        self._clock, self._unix_clock = clock, unix_clock
         self._history: deque[dict[str, _Counters]] = deque(maxlen=_SAMPLES)
         self._packed: tuple[float, bytes] | None = None
         """The page, and until when it is fresh."""
@@ -88,7 +90,7 @@ class Board:
             "policy": status.policy,
             "rule": status.rule,
             "problems": [printable(each) for each in (*_problems(status), *self._problems())],
-            "recent": _recent(self.decisions, now_unix_s=time.time()),
+            "recent": _recent(self.decisions, now_unix_s=self._unix_clock()),
             "table_entries": status.table_entries,
             "refresh_s": _FRESH_S if len(status.endpoints) <= _SMALL_FLEET else _FRESH_LARGE_S,
             "endpoints": [self._row(e, oldest.get(e.name)) for e in status.endpoints],

@@ -199,7 +199,8 @@ class Scraper:
 
     def _interval_s(self, target: _ScrapedServer) -> float:
         settings = self._settings()
-        busy_s = max(settings.interval_seconds, min(1.0, len(self._targets) / _PAGES_PER_S))
+        soon_s = min(1.0, settings.stale_after_seconds / 2)  # no page may be stale because the fleet is large
+        busy_s = max(settings.interval_seconds, min(soon_s, len(self._targets) / _PAGES_PER_S))
         if target.idle and not self._in_use(target.endpoint.name):
             return max(busy_s, settings.idle_interval_seconds)
         return busy_s

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +31,7 @@ class BoardPage:
         parts: dict[str, Any] = {
             "explain": lambda _: {"requests": 0},
             "dry_run": lambda: None,
+            "unix_clock": lambda: 9_000.0,
         }
         self.board = Board(state=self._state, decisions=self.ring, clock=self.clock, **(parts | more))
 
@@ -166,7 +166,7 @@ def test_the_figures_are_those_of_the_last_minute() -> None:
     for n in range(5):
         made = decision(f"r{n}")
         made.at_unix_s, made.ttft_s, made.status = (
-            time.time() + 900 * (n - 3),
+            9_000.0 + 900 * (n - 3),
             float(n),
             500 if n == 4 else 200,
         )
