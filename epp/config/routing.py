@@ -139,8 +139,8 @@ class Scrape(Strict, frozen=True):
     """Path of the metrics page."""
     interval_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 0.5
     """Time from one scrape of an endpoint to the next, varied at random by a tenth. The picker reads at most
-    200 pages a second, so a larger fleet is read less often. For this reason alone no server is read less often
-    than each second, or twice within `staleAfterSeconds`."""
+    200 pages a second, so a larger fleet is read less often: but no server less often for this reason than
+    each second, or twice within `staleAfterSeconds`."""
     idle_interval_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 4.0
     """Time from one scrape to the next of an idle endpoint: no request runs or waits there, and the picker
     has none in flight there. Within a second of sending a request there, the picker scrapes the endpoint at
