@@ -342,7 +342,7 @@ def _check(config: Config, *, verbose: bool, as_json: bool) -> int:
         shown = {"config": config, "policy": inputs.policy, "endpoints": endpoints}
         print((msgspec.json if as_json else msgspec.yaml).encode(shown).decode().rstrip())
         return 0
-    count = f"{len(listed)} endpoint{'s' * (len(listed) > 1)}"
+    count = f"{len(listed)} endpoint{'s' * (len(listed) != 1)}"
     where = count if config.kubernetes is None else "endpoints from the cluster"
     print(
         f"OK: {where}, rule {inputs.policy.spec.rule}, picker on {config.listen.address}, gateway {preflight.named(config)}"

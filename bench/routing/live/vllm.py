@@ -114,7 +114,7 @@ async def one_run(
             session=session,
         )
         sent = await generator.run(horizon_s=seconds + _GRACE_S)
-        await asyncio.sleep(2.5)  # the picker reads the servers once a second, and learns from what it reads
+        await asyncio.sleep(2.5)  # the picker reads the servers twice a second, and learns from what it reads
         believed = [await _believed(gateway, server.name) for server in servers]
     after = await _pages(session, servers)
     ended = [record for record in sent.records if record.completed]
