@@ -1,6 +1,6 @@
 """Servers that fail get hardly any traffic, and get traffic again soon after they have recovered. An open
 loop of requests before a picker, in simulated time, shows both. A server that cuts its answers midway gets
-no extra traffic, though each answer begins well: the open loop of `sick_servers`, in simulated time.
+no extra traffic, though each answer begins well.
 """
 
 from __future__ import annotations
@@ -10,16 +10,11 @@ from typing import Any
 
 import pytest
 
-from epp.base.types import Address, EndpointName
 from epp.config.policy import RuleName
 from epp.config.routing import FailureSettings
-from epp.picker.events import Cut, PickerEvent
-from tests.unit.picker.endpoints.test_failures import chat_request
-from tests.unit.picker.picker_questions import A, a_picker
 from tests.unit.picker.sick_servers import RULES, SICK, Traffic, begins, hang, lacks_x, overloaded, refuses
 
 pytestmark = pytest.mark.slow
-
 
 FORMS: dict[str, dict[str, Any]] = {
     "500": {},
@@ -29,10 +24,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "401, where all servers want a key": {"sick": refuses, "wants_key": True},
 }
 
-
 WAITING: dict[str, Any] = {"servers": "abc", "begins_s": 0.02, "lasts_s": 0.06}
-
-
 """Traffic of clients that wait for each answer."""
 
 
@@ -144,9 +136,7 @@ def test_a_hanging_server_is_noticed_within_three_seconds(rule: RuleName) -> Non
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_answers_that_begin_and_do_not_go_on_are_noticed(
-    rule: RuleName,
-) -> None:
+def test_answers_that_begin_and_do_not_go_on_are_noticed(rule: RuleName) -> None:
     traffic = Traffic(rule=rule, sick=begins, stuck=True, sick_from=10.0, sick_to=40.0).run(60.0)
     assert traffic.to(SICK, since=13.0, until=40.0) <= 0.02
     assert traffic.to(SICK, since=50.0, until=60.0) >= 0.15
@@ -188,7 +178,6 @@ def test_no_server_is_left_out_if_the_policy_says_so() -> None:
     assert traffic.to(SICK, since=5.0, until=20.0) == pytest.approx(0.25, abs=0.01)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("of_probes", ["probes too", "not the short answers of probes"])
 def test_a_server_that_cuts_every_answer_gets_trials_and_is_back(rule: RuleName, of_probes: str) -> None:
@@ -196,69 +185,3 @@ def test_a_server_that_cuts_every_answer_gets_trials_and_is_back(rule: RuleName,
     assert traffic.first_ten_apart() <= 1 / 4
     assert traffic.to(SICK, since=5.0, until=20.0) <= 0.02
     assert traffic.to(SICK, since=30.0, until=45.0) >= 0.15
-
-
-def test_without_probes_a_server_that_cuts_gets_trials_and_is_back() -> None:
-    failures = FailureSettings(probe=False)
-    traffic = Traffic(sick=begins, cuts=True, failures=failures).run(45.0)
-    assert traffic.to(SICK, since=5.0, until=20.0) <= 0.02
-    assert traffic.to(SICK, since=30.0, until=45.0) >= 0.15
-
-
-def test_one_cut_answer_counts_as_one_failure_and_is_forgotten() -> None:
-    picker = a_picker()
-    events: list[PickerEvent] = []
-    picker.subscribe(events.append)
-    assert picker.news.answer_cut(A, now=1.0)
-    state = picker.fleet.get(EndpointName("a"))
-    assert state is not None
-    assert picker.fleet.failures.share(state, now=1.0) == pytest.approx(0.2)
-    assert [(type(event), event.server) for event in events if isinstance(event, Cut)] == [(Cut, state)]
-    picker.housekeep(now=60.0)
-    assert not picker.fleet.failures.marks
-
-
-def test_an_address_that_no_endpoint_has_changes_nothing() -> None:
-    picker = a_picker()
-    assert not picker.news.answer_cut(Address("10.9.9.9", 1), now=1.0)
-    assert not picker.fleet.failures.marks
-
-
-def test_answers_that_end_without_a_cut_lower_the_failure_share() -> None:
-    picker = a_picker()
-    for _ in range(4):
-        picker.news.answer_cut(A, now=1.0)
-    state = picker.fleet.get(EndpointName("a"))
-    assert state is not None
-    assert picker.news.left_out(now=1.0)[state] == "its answers break off midway"
-    pick = next(
-        p for p in (picker.pick(chat_request(), now=60.0) for _ in range(4)) if p.decision.chosen == "a"
-    )
-    picker.on_response_headers(pick, status=200, served=A, now=60.1)
-    assert picker.fleet.failures.share(state, now=60.1) == pytest.approx(0.59, abs=0.01), (
-        "the answers have only begun"
-    )
-    picker.end(pick, outcome="ended", now=61.0)
-    picker.housekeep(now=61.5)
-    assert picker.fleet.failures.share(state, now=61.5) == pytest.approx(0.59, abs=0.01), (
-        "the access log may still report them"
-    )
-    picker.housekeep(now=62.1)
-    assert picker.fleet.failures.share(state, now=62.1) < 0.5
-    assert not picker.news.left_out(now=62.1)
-
-
-@pytest.mark.parametrize("answers_per_s", [10, 100, 1000])
-def test_one_cut_answer_a_second_does_not_leave_a_busy_server_out(answers_per_s: int) -> None:
-    picker = a_picker()
-    state = picker.fleet.get(EndpointName("a"))
-    assert state is not None
-    for n in range(10 * answers_per_s):
-        now = 1.0 + n / answers_per_s
-        picker.news.on_peer_answer(state, failed=False, now=now)
-        if n % answers_per_s == 0:
-            picker.news.answer_cut(A, now=now)
-        if n % answers_per_s == answers_per_s - 1:
-            picker.housekeep(now=now)
-            assert not picker.news.left_out(now=now), f"after {now:.0f} s"
-            assert picker.fleet.failures.share(state, now=now) < 0.4
