@@ -133,7 +133,7 @@ class Picker:
 
     def pick(self, question: Question, *, now: float) -> Pick:
         """Choose, book and record. Raises NoEndpointError or SaturatedError, with nothing booked."""
-        hurried = question.hurried and not (question.prescribed or question.names_state)
+        hurried = question.hurried and not question.prescribed
         considered = self._hurriedly(question, now=now) if hurried else self.consider(question, now=now)
         return self.commit(considered, now=now)
 
@@ -180,7 +180,7 @@ class Picker:
 
     def _hurriedly(self, question: Question, *, now: float) -> Considered:
         """Choose without the time to read the prompt: the less loaded of two random endpoints comes first,
-        whatever the rule.
+        whatever the rule. The one that keeps what the request names goes before them.
         """
         inference, fleet, failures = question.inference, self.fleet, self.fleet.failures
         slots = fleet.candidates(inference.model, subset=question.subset)
@@ -189,6 +189,9 @@ class Picker:
         few[:2] = sorted(few[:2], key=lambda state: state.load(state.metrics))
         if failures.marks:
             few.sort(key=lambda state: round(failures.share(state, now=now), 1))
+        holder = self._holder(question, now=now) if question.names_state else None
+        if holder is not None and holder.slot in slots:
+            few = [holder, *(state for state in few if state is not holder)]
         prompt = self.caches.prompt(inference, base_model=few[0].model, body_bytes=question.body_bytes)
         adapter = fleet.served.adapter(inference.model)
         return Considered(question, prompt, adapter, [state.slot for state in few], None)

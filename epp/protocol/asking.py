@@ -236,7 +236,10 @@ def ask(
         path_hash=hash(head.path.partition("?")[0]),
         body_hash=body_hash,
         names_state=inference.names_state or (id_in_path(head.path) if inference.kind in _APART else ""),
-        makes_state=inference.kind in _KEEPING and inference.stores and makes_state(head.path),
+        makes_state=not hurried
+        and inference.kind in _KEEPING
+        and inference.stores
+        and makes_state(head.path),
     )
     return Asked(question, head, only_once, changed)
 

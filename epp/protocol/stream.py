@@ -65,7 +65,6 @@ from epp.protocol.http_events import (
     StreamProtocolError,
     pieces,
 )
-from epp.request.client_names import makes_state
 from epp.request.response import ResponseReader
 
 _SILENT: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
@@ -126,10 +125,11 @@ class HttpStream:
 
     def hurry(self) -> None:
         """Say that the picker has too much work. If the request is not picked yet, it is routed by load. Only
-        names are read: API, model, kept state. The stream is let go at once, unless the answer has an id.
+        names are read: those in the path and, if there are several models, those in the body. The stream is
+        let go at once.
         """
         if self.pick is None:
-            self._hurried = True
+            self._hurried, self.hold = True, False
 
     def receive(self, event: Event, *, now: float) -> Sequence[Action]:
         """Handle one event. Raises StreamProtocolError if the event makes no sense. The caller then closes
@@ -282,8 +282,7 @@ class HttpStream:
         time to read it. Otherwise pick now.
         """
         mode, hurried = self._modes.request_body, self._hurried
-        blind = hurried and self._context.picker.news.one_model and not makes_state(head.path)
-        if mode < BodyMode.BUFFERED or blind:
+        if mode < BodyMode.BUFFERED or (hurried and self._context.picker.news.one_model):
             instead = OVERLOADED if hurried else NOT_SEEN
             return self._decide(Slot.REQUEST_HEADERS, instead=instead, now=now)
         if mode not in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
@@ -432,8 +431,6 @@ class HttpStream:
         self._enter(Phase.SENT)
         self.pick = pick
         self._head, self._explains = None, asked.head.debug
-        if self._hurried and not asked.question.makes_state:
-            self.hold = False
         return (answer(asked, slot, pick, self._context), *after)
 
     def _refuse(self, error: PickError) -> Sequence[Action]:

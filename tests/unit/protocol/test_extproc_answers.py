@@ -44,6 +44,7 @@ from tests.unit.protocol.stream_bench import (
     Bench,
     echoed,
     head,
+    rewriting,
     run,
     slots,
     through,
@@ -238,11 +239,8 @@ def test_a_stream_that_does_not_stay_asks_for_no_answer() -> None:
     assert stream.can_detach
 
 
-@pytest.mark.parametrize("hurried", [False, True])
-def test_a_response_can_be_cancelled_from_its_first_event_on(bench: Bench, *, hurried: bool) -> None:
+def test_a_response_can_be_cancelled_from_its_first_event_on(bench: Bench) -> None:
     stream, cancel = bench.stream(), bench.stream()
-    if hurried:
-        stream.hurry()
     path, created = "/v1/responses", {"type": "response.created", "response": {"id": "resp_1"}}
     run(
         stream,
@@ -254,6 +252,27 @@ def test_a_response_can_be_cancelled_from_its_first_event_on(bench: Bench, *, hu
     run(cancel, RequestHeaders(((":method", "POST"), (":path", f"{path}/resp_1/cancel")), end_of_stream=True))
     made, named = [pick.decision for pick in bench.seen.picks]
     assert (named.reason, named.chosen) == ("state", made.chosen)
+
+
+@pytest.mark.parametrize("response", [BodyMode.NONE, BodyMode.FULL_DUPLEX_STREAMED])
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/conversations", "/v1/files", "/v1/batches"])
+def test_an_overloaded_picker_reads_no_id_in_an_answer(bench: Bench, path: str, response: BodyMode) -> None:
+    """The request is picked from its headers, and is let go before any piece of an answer is in our hands."""
+    stream = bench.stream()
+    stream.hurry()
+    modes = Modes(BodyMode.BUFFERED, response)
+    run(stream, RequestHeaders(((":method", "POST"), (":path", path)), modes=modes))
+    (pick,) = bench.seen.picks
+    assert (stream.hold, stream.can_detach, pick.sampled) == (False, True, False)
+
+
+def test_an_overloaded_picker_passes_an_answer_that_comes_anyway(bench: Bench) -> None:
+    rewriting(bench, "another")  # so the body is awaited
+    stream = bench.stream()
+    stream.hurry()
+    run(stream, RequestHeaders(((":method", "POST"), (":path", "/v1/responses")), modes=DUPLEX))
+    run(stream, RequestBody(b'{"input": "Hi"}', end_of_stream=True), ResponseHeaders(OK))
+    assert (stream.passes, stream.can_detach) == (True, False)
 
 
 class CutRig:
