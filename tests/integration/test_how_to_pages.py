@@ -59,9 +59,9 @@ async def test_start_hit_rate_replay_and_lora_work_as_they_are_written(tmp_path:
         works {request}; ended $up
         {run} & envoy=$!
         works {request}
-        {recorded} & record=$!; sleep 2
-        for n in 1 2 3; do {request}; done
-        sleep 2; ended $record; for name in monday tuesday; do cp recording.jsonl $name.jsonl; done
+        more() {{ {request}; [ $(wc -l < recording.jsonl) -ge 5 ]; }}  # two lines open a recording
+        {recorded} & record=$!; works more; {request}
+        ended $record; for name in monday tuesday; do cp recording.jsonl $name.jsonl; done
         cp policy.yaml new.yaml
         {again}
         {commands("hit-rate")}
@@ -72,9 +72,9 @@ async def test_start_hit_rate_replay_and_lora_work_as_they_are_written(tmp_path:
         "start",
         "lora",
     )
-    for words in ("OK: 2 endpoints", "3 requests of", "chat.completion", "token hit rate", '"legal"'):
+    for words in ("OK: 2 endpoints", "chat.completion", "token hit rate", '"legal"'):
         assert words in said, said
-    assert "prompt tokens" in said
+    assert re.search(r"\b([3-9]|\d\d+) requests of .* prompt tokens", said), said
 
 
 async def test_tls_works_as_it_is_written(tmp_path: Path) -> None:
