@@ -290,9 +290,8 @@ def _parse_messages(body: Body) -> InferenceRequest:
     asked = DECODE_MESSAGES.decode(body)
     media: list[Guess] = []
     sections = canonical.raw_section(b"tools", asked.tools)
-    if present(asked.system):
-        system = content_parts(asked.system, media=media, system=True)
-        sections += (canonical.heading(b"system"), PART.join(system))
+    if system := PART.join(content_parts(asked.system, media=media, system=True)):
+        sections += (canonical.heading(b"system"), system)
     render_messages(sections, asked.messages, media=media, thinks=True)
     return _request(ApiKind.MESSAGES, asked, sections, media, max_tokens=asked.max_tokens)
 
@@ -308,8 +307,7 @@ def _parse_responses(body: Body) -> InferenceRequest:
         # The id in front keeps these bytes from matching other prompts.
         sections += (canonical.label(b"previous"), canonical.OPAQUE, previous)
     sections += canonical.raw_section(b"tools", asked.tools)
-    instructions = text_bytes(asked.instructions)
-    if instructions is not None:
+    if instructions := text_bytes(asked.instructions):
         sections += (canonical.heading(b"system"), instructions)
     if first_byte(asked.input) == _QUOTE:
         sections += (canonical.heading(b"user"), text_bytes(asked.input) or b"")

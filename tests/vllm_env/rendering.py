@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,8 +31,11 @@ def rendered(path: str, body: dict[str, Any]) -> str:
     from vllm.entrypoints.anthropic.serving import AnthropicServingMessages  # noqa: PLC0415
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest  # noqa: PLC0415
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest  # noqa: PLC0415
-    from vllm.entrypoints.openai.responses.utils import construct_input_messages  # noqa: PLC0415
-    from vllm.renderers.chat_utils import parse_chat_messages  # noqa: PLC0415
+    from vllm.entrypoints.openai.responses.utils import (  # noqa: PLC0415
+        construct_input_messages,
+        construct_tool_dicts,
+    )
+    from vllm.renderers import chat_utils  # noqa: PLC0415
 
     body = {"model": "m", **body}
     chat: Any
@@ -43,20 +47,29 @@ def rendered(path: str, body: dict[str, Any]) -> str:
         messages = construct_input_messages(
             request_instructions=items.instructions, request_input=items.input
         )
-        chat = SimpleNamespace(messages=messages, tools=None, documents=None, chat_template=None)
+        chat = SimpleNamespace(messages=messages, documents=None, chat_template=None)
+        tools = construct_tool_dicts(items.tools, items.tool_choice)
     else:
         chat = ChatCompletionRequest.model_validate(body)
+    if not path.endswith("/responses"):
+        tools = [tool.model_dump() for tool in chat.tools or ()]
     model: Any = SimpleNamespace(
         is_multimodal_model=False,
-        multimodal_config=None,
+        multimodal_config=SimpleNamespace(interleave_mm_strings=True, media_io_kwargs=None),
         enable_prompt_embeds=False,
         hf_config=SimpleNamespace(),
         allowed_local_media_path="",
         allowed_media_domains=None,
     )
-    conversation = parse_chat_messages(chat.messages, model, "string")[0]
-    tools = [tool.model_dump() for tool in chat.tools or ()]
-    template = jinja2.Template(chat.chat_template or TEMPLATE)
+    # A picture stands in the prompt by what the cache knows it by; nothing is fetched.
+    tracker, parser = chat_utils.MultiModalItemTracker, chat_utils.MultiModalContentParser
+    tracker.add = lambda _, kind, item: f"<{kind} {item[1] or item[0]}>"
+    tracker.resolve_items = lambda _: (None, None)
+    parser._connector = SimpleNamespace(fetch_image=str)  # noqa: SLF001
+    conversation = chat_utils.parse_chat_messages(chat.messages, model, "string")[0]
+    templates = jinja2.Environment()
+    templates.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # as transformers does
+    template = templates.from_string(chat.chat_template or TEMPLATE)
     return str(template.render(messages=conversation, tools=tools, documents=chat.documents))
 
 

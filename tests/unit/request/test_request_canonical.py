@@ -65,10 +65,6 @@ def test_role_name_and_tool_call_id_count() -> None:
     ("one", "other"),
     [
         (
-            {"type": "image_url", "image_url": {"url": "http://a/1.png"}},
-            {"type": "image_url", "image_url": {"url": "http://a/2.png"}},
-        ),
-        (
             {"type": "image_url", "image_url": {"url": "data:;base64," + "A" * 9000}},
             {"type": "image_url", "image_url": {"url": "data:;base64," + "A" * 8999}},
         ),
@@ -106,18 +102,6 @@ def test_a_tool_call_follows_the_content_and_a_null_field_leaves_no_trace(field:
     assert chat_prompt("x", **{field: call}).startswith(chat_prompt("x"))
     assert chat_prompt("x", **{field: call}) != chat_prompt("x")
     assert chat_prompt("x", **{field: None}) == chat_prompt("x")
-
-
-def test_anthropic_tool_use_and_results_are_part_of_the_prompt() -> None:
-    def prompt(result: Any, given: int) -> bytes:
-        use = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": given}}
-        answer = {"type": "tool_result", "tool_use_id": "1", "content": result}
-        messages = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [answer]}]
-        return parse(MESSAGES, messages=messages).prompt
-
-    assert prompt("sunny", 1) == prompt([{"type": "text", "text": "sunny"}], 1)
-    assert prompt("sunny", 1).endswith(b"sunny")
-    assert len({prompt("sunny", 1), prompt("sunny", 2), prompt("rain", 1), prompt(None, 1)}) == 4
 
 
 def test_the_anthropic_system_prompt_comes_between_tools_and_messages() -> None:
