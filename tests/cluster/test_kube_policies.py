@@ -34,6 +34,7 @@ NONSENSE: Sequence[tuple[str, dict[str, Any], str]] = (
     ("ratio", {"gain": {"minMatchRatio": 1.5}}, "spec.gain.minMatchRatio"),
     ("text", {"gain": {"minMatchTokens": "few"}}, "spec.gain.minMatchTokens"),
     ("chunks", {"chunks": {"sizeBytes": 2048}}, "laterSizeBytes is under sizeBytes"),
+    ("scrape", {"scrape": {"intervalSeconds": 9}}, "staleAfterSeconds is under intervalSeconds"),
     ("long", {"scrape": {"path": "/" + "x" * 300}}, "spec.scrape.path: Too long"),
 )
 
