@@ -1,4 +1,4 @@
-"""The floor answers as a picker would, and ratios are those of one round."""
+"""The floor answers as a picker would, ratios are those of one round, and the CPU at rest does not count."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from bench.dataplane.floor import _echo
-from bench.dataplane.measure import Cell, CellResult, Results, Turn
+from bench.dataplane.measure import Cell, CellResult, Lap, Results, Turn, turns_of
 from bench.dataplane.report import tables
+from bench.dataplane.rig import VariantName
 from epp.protocol.codec import encode
 from epp.protocol.http_events import Echo, Slot
 
@@ -49,3 +50,17 @@ def test_ratios_are_of_the_same_round() -> None:
     shown = tables(Results(cells=[result]))
     assert "2.00 ±0.00" in shown
     assert "1 KB prompts, 1 chunks, cost x the floor: 2.00, target 0.75: MISSED" in shown
+
+
+@pytest.mark.parametrize(("scrapes_count", "ours_s"), [(True, 0.3), (False, 0.4)])
+def test_the_cpu_at_rest_is_subtracted(*, scrapes_count: bool, ours_s: float) -> None:
+    """Our picker at rest uses a tenth of a core, and a fifth while the other picker serves."""
+
+    def lap(few_s: float, own_s: float) -> Lap:
+        return Lap(100, 0.9, 1.0, {"few": few_s, "ours": own_s, "envoy": 0.6}, [0.001])
+
+    cell = Cell("a table", 1, 1, ("few", "ours"), scrapes_count=scrapes_count)
+    laps: dict[VariantName, Lap] = {"few": lap(0.2, 0.2), "ours": lap(0.0, 0.5)}
+    turns = turns_of(cell, laps, {"few": 0.0, "ours": 0.1, "envoy": 0.1})
+    assert turns["ours"].cpu_s == pytest.approx({"few": 0.0, "ours": ours_s, "envoy": 0.5})
+    assert turns["few"].each_ms("few") == pytest.approx(2.0)

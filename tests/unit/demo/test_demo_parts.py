@@ -1,10 +1,13 @@
-"""The demo's workload and its table of figures. tests/integration/test_demo.py has the rest."""
+"""The demo's workload, its counters and its table of figures. tests/integration/test_demo.py has the rest."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
 
+import pytest
+
+from bench.demo.counters import read_counters
 from bench.demo.report import RuleFigures, table
 from bench.demo.serving import made_up
 from bench.demo.workload import Shape, make_workload
@@ -14,9 +17,17 @@ DEMO = Shape.of(servers=4, requests=264)
 
 def test_the_prefixes_in_use_fit_four_caches_but_not_two() -> None:
     cache = made_up().cache_tokens
-
     live = make_workload(DEMO, seed=1).live_prefix_tokens
     assert 2 * cache < live < 4 * cache
+
+
+def test_counters_are_summed_and_a_page_without_one_is_refused() -> None:
+    page = "vllm:prefix_cache_queries_total 9\nvllm:prefix_cache_hits_total 4\nvllm:prefix_cache_hits_created 1\n"
+    with pytest.raises(ValueError, match="request_success"):
+        read_counters(page)
+    page += 'vllm:request_success_total{r="stop"} 2\nvllm:request_success_total{r="length"} 3\n'
+    counters = read_counters(page)
+    assert (counters.queried_tokens, counters.hit_tokens, counters.finished) == (9, 4, 5)
 
 
 def test_the_table_has_each_figure_and_its_ratio_to_the_first_rule() -> None:

@@ -1,10 +1,14 @@
-"""`make bench-gpu`: every step has an outcome, and a run goes on where an earlier run stopped.
-tests/integration runs all of it at tiny sizes.
+"""`make bench-gpu`: every step has an outcome, and a run goes on where an earlier run stopped and ends in
+time. tests/integration runs all of it at tiny sizes.
 """
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from bench.gpu import __main__ as command
 from bench.gpu import steps
@@ -46,6 +50,31 @@ def test_a_second_run_repeats_only_unfinished_steps(tmp_path: Path) -> None:
     third = Runs()
     command.run_all(wanted, folder=tmp_path, device="another", limit_s=1000, run=third)
     assert third.ran == ["good", "bad", "slow"], "another device's figures are not this one's"
+
+
+def test_a_step_that_takes_too_long_ends_with_its_processes(tmp_path: Path) -> None:
+    os.mkfifo(fifo := tmp_path / "fifo")
+    program = f"trap 'echo asked to end; exit' TERM; (echo begun; exec sleep 6000) > {fifo} & wait"
+    begun, slow = b"", replace(step("slow"), timeout_s=0.5)
+    with os.fdopen(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as pipe:
+        os.set_blocking(pipe.fileno(), True)
+        while not begun:  # otherwise the machine was so busy that the step had not begun
+            slow = replace(slow, timeout_s=2 * slow.timeout_s)
+            status, told = command.run(slow, ["bash", "-c", program])
+            begun = pipe.read()  # until no process holds the pipe
+    assert (status, told, begun) == (None, "asked to end\n", b"begun\n")
+
+
+def test_without_a_gpu_the_command_says_so_and_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", "--folder", str(tmp_path / "made")])
+    monkeypatch.setattr(steps, "NEEDED", ())
+    monkeypatch.setattr(command, "gpu_name", lambda _: "")
+    with pytest.raises(SystemExit):
+        command.main()
+    assert "torch sees no GPU here" in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()
 
 
 def test_the_same_rows_run_on_a_gpu_and_tiny_and_are_planned_for_450_s() -> None:

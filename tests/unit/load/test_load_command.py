@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bench.demo.address import Place, announced, running
-from bench.load.figures import LOOK_S, Health, Samples
+from bench.load.figures import LOOK_S, Figures, Health, Samples
+from bench.load.report import generator_lines
 from bench.load.sse import AnswerError, read_answer
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
@@ -59,6 +60,16 @@ def test_the_verdict_tells_own_work_from_a_machine_that_others_use() -> None:
             health.note_wake(late_s=0.04)
         assert said in health.verdict(median_ttft_s=0.1)[0]
         assert health.verdict(median_ttft_s=10.0) == [], "40 ms are little beside 10 s"
+
+
+def test_a_generator_that_needs_a_whole_core_is_called_a_bottleneck() -> None:
+    made = Figures(measures={"ttft_s": Samples([0.4])})
+    assert generator_lines(made)[0].startswith("The generator kept up")
+    for _ in range(10):
+        made.health.note_window(wall_s=1.0, cpu_s=1.0, waited_s=0.0)
+    head, reason, *_ = generator_lines(made)
+    assert "BOTTLENECK" in head
+    assert "10 of 10 seconds" in reason
 
 
 def test_a_running_demo_is_found_and_a_killed_demo_is_ignored(tmp_path: Path) -> None:

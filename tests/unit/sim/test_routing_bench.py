@@ -23,6 +23,7 @@ from bench.routing.bench import (
     outcome_of,
     shape_of,
     simulate,
+    spec_of,
 )
 from bench.routing.catalog import CONFIGS
 from bench.routing.live import vllm
@@ -30,14 +31,13 @@ from bench.routing.live.vllm_fleet import Speed
 from bench.routing.picker_router import PickerRouter
 from bench.routing.report import cells_of, goals
 from bench.routing.rows import Row, mean_row
+from bench.routing.traces import TraceError
 from bench.routing.workloads import SPECS, OpenLoop
 from epp.config.policy import DEFAULT_POLICY, RuleName
 from epp.picker.prefix_index.integrity import check_integrity
 from model_server.sim.fleet import Change, Fleet, FleetPlan
 
 TINY = Setting(num_servers=3, scale=0.02)
-
-
 RATES = {"b2b": (2.0, 0.0), "hot": (4.0, 0.0), "lora": (5.0, 0.0), "chat": (3.0, 12.0)}
 
 
@@ -71,6 +71,14 @@ def test_every_workload_runs_and_repeats_itself(workload: str) -> None:
     assert repr(first) == repr(again)
     assert len(first.records) > 10
     assert len({record.server for record in first.records}) > 1
+
+
+def test_each_number_draws_another_workload() -> None:
+    specs = map(spec_of, ("drawn-1", "drawn-1", "drawn-2"))
+    first, again, other = (spec.make(random.Random(1), 20) for spec in specs if spec.make is not None)
+    assert first == again != other
+    with pytest.raises(TraceError):
+        spec_of("drawn-x")
 
 
 def test_a_mooncake_trace_is_read_with_its_blocks(tmp_path: Path) -> None:
@@ -128,11 +136,7 @@ def test_the_conversations_run_in_the_simulator_by_every_rule(rule: RuleName) ->
 
 
 SCALE = 0.5
-
-
 SEEDS = (1, 2)
-
-
 """In shorter runs caches are still cold, and the spread of load differs by half between seeds."""
 
 
