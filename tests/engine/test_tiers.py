@@ -31,8 +31,6 @@ from tests.harness.engine_requests import block_hashes_of
 
 BLOCK = 8
 PREFIX = 40
-
-
 HEADS = 6
 HEADS_OF_EACH_KIND = pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
 """Llama's 6 query heads share 2 KV heads. The others have 6 KV heads: full multi-head attention."""

@@ -257,8 +257,6 @@ async def test_the_page_of_missed_tokens_takes_a_window_within_bounds(admin: Adm
 
 
 HALF = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
-
-
 WHOLE = HALF + b"\r\n"
 
 

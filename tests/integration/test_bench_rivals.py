@@ -23,5 +23,4 @@ async def test_every_gateway_answers_the_same_requests(place: str) -> None:
         assert run.failures == []
         assert run.row.completed == 1.0
         assert run.cpu_ms > 0
-        assert 1 <= run.busiest <= rivals.PLACES[place][0]
     assert all(name in rivals.report(made) for name in rivals.GATEWAYS)

@@ -24,8 +24,6 @@ pytestmark = pytest.mark.envoy
 
 
 POLICY = {"scrape": {"intervalSeconds": 0.2, "timeoutSeconds": 1}, "failures": {"trialSeconds": 0.5}}
-
-
 NUMBERS = count()
 
 

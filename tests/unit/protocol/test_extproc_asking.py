@@ -140,8 +140,6 @@ def test_a_body_that_comes_after_the_pick_is_recorded_as_unread(
 
 
 LONG = json.dumps({"model": "m", "prompt": "tell me about foxes " * 4000}).encode()
-
-
 BARE = RequestHeaders((("content-type", "application/json"),))
 
 

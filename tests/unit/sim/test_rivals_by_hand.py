@@ -186,8 +186,6 @@ SGL_ZMQ = [
     Case("33 more: least load", {1, 2}, loads=(33, 0, 0), depths=(9, 0, 0)),
     Case("33 more, but 1.1 times: in balance", {0}, loads=(363, 330, 330), depths=(9, 0, 0)),
 ]
-
-
 SOURCES: dict[Any, list[Case]] = {
     rules.Aibrix: AIBRIX,
     rules.Dynamo: DYNAMO,

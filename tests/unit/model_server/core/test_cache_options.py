@@ -231,8 +231,6 @@ def test_sixteen_times_as_many_blocks_take_only_a_few_more_comparisons(kind: str
 
 
 PROMPT = [TokenId(token) for token in range(100, 164)]
-
-
 SELECTIVE = SelectionSettings(ratio=0.25).cache_key
 
 

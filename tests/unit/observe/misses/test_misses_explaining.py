@@ -171,9 +171,6 @@ def test_the_page_about_the_hit_rate_explains_every_cause() -> None:
     assert [cause.name for cause in CAUSES if f"`{cause.name}`" not in page] == []
 
 
-A = EndpointName("a")
-
-
 MOST = 32_768
 
 

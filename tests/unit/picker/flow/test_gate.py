@@ -138,8 +138,6 @@ def test_figures_show_the_requests_that_have_not_gone_yet() -> None:
 
 
 RATE = 100.0
-
-
 """Prompt tokens that each server computes in a second."""
 
 

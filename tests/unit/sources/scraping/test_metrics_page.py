@@ -61,8 +61,6 @@ sglang:time_to_first_token_seconds_sum{model_name="m"} 4.5
 # TYPE sglang:lora_pool_slots_total gauge
 sglang:lora_pool_slots_total{model_name="m"} 8.0
 """
-
-
 PROCESS = b"""\
 # HELP process_cpu_seconds_total Total user and system CPU time spent in seconds.
 # TYPE process_cpu_seconds_total counter

@@ -27,8 +27,6 @@ from tests.harness.http2_frames import (
 )
 
 CALM = Code.ENHANCE_YOUR_CALM
-
-
 FLOODS: dict[str, Callable[[int], bytes]] = {
     "rapid_reset": lambda n: headers(2 * n + 1) + reset(2 * n + 1),
     "ping_flood": lambda _: ping(),
