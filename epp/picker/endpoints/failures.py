@@ -233,9 +233,13 @@ class FailingServers:
         return news
 
     def proved_to_hang(self, state: EndpointState) -> bool:
-        """Return whether a server is left out because its requests hang, and a probe there hung or failed."""
+        """Return whether a server is left out because its requests hang, and its last probe does not deny it.
+        The first probe is waited for, if there are probes.
+        """
         mark = self.marks.get((state, ""))
-        return mark is not None and mark.hangs and mark.verdict == "ill"
+        if mark is None or not mark.hangs:
+            return False
+        return mark.verdict in ("ill", "unclear") or not self._may_probe(state)
 
     def _convict(self, mark: Mark, form: Form, *, now: float) -> None:
         """Leave a server out at once."""

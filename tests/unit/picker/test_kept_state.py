@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import pytest
@@ -9,10 +10,10 @@ from msgspec.structs import replace
 
 from epp.base.types import ApiKind, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import PolicySpec, RuleName
-from epp.config.routing import Sampling
+from epp.config.routing import FailureSettings, Sampling
 from epp.picker import kept_state
 from epp.picker.decision import Question
-from epp.picker.endpoints.marks import Form
+from epp.picker.endpoints.marks import Form, Verdict
 from epp.picker.picker import Picker
 from tests.unit.picker.picker_questions import a_picker, ask, endpoints, serve, state, text
 
@@ -76,15 +77,29 @@ def test_a_follow_up_goes_to_its_server_although_it_fails() -> None:
     assert picks(picker, made, now=6.0)["resp_1"][0] == "no_state"
 
 
-def test_a_server_that_hangs_gets_no_follow_up_once_a_probe_says_so() -> None:
+@pytest.mark.parametrize("form", [Form.HANGS, Form.STALLS])
+@pytest.mark.parametrize("verdict", ["ill", "unclear", "well"])
+def test_a_server_that_hangs_gets_follow_ups_only_if_a_probe_is_well(form: Form, verdict: Verdict) -> None:
+    """A probe of a server with a queue is unclear, and so is one that is refused or finds no connection."""
     picker = a_picker()
     made = {"resp_1": make(picker, "resp_1", now=1.0)}
     failures = picker.fleet.failures
-    failures.hangs(state(picker, made["resp_1"]), now=2.0)
+    failures.hangs(state(picker, made["resp_1"]), form=form, now=2.0)
     assert picks(picker, made, now=2.1) == {"resp_1": ("state", True)}
     (probe,) = failures.probes_due(now=2.2)
-    failures.probed(probe, "ill", now=2.3)
-    assert picks(picker, made, now=2.4) == {"resp_1": ("no_state", False)}
+    failures.probed(probe, verdict, now=2.3)
+    goes = ("state", True) if verdict == "well" else ("no_state", False)
+    assert picks(picker, made, now=2.4) == {"resp_1": goes}
+
+
+@pytest.mark.parametrize("rank", [None, 0])
+def test_a_server_that_hangs_and_cannot_be_probed_gets_no_follow_up(rank: int | None) -> None:
+    spec = PolicySpec(failures=FailureSettings(probe=rank is not None))
+    picker = a_picker(spec, on=[dataclasses.replace(each, rank=rank) for each in endpoints("abcd")])
+    made = {"resp_1": make(picker, "resp_1", now=1.0)}
+    picker.fleet.failures.hangs(state(picker, made["resp_1"]), now=2.0)
+    assert not picker.fleet.failures.probes_due(now=2.0)
+    assert picks(picker, made, now=2.1) == {"resp_1": ("no_state", False)}
 
 
 def test_a_follow_up_finds_its_server_without_time_to_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
