@@ -59,8 +59,9 @@ def test_a_bad_server_gets_at_most_its_share_of_the_first_ten(
         for seed in range(4)
         for sick in "abc"
     ]
-    # A third, and more where refused clients ask another picker again before it has heard of the refusal.
-    assert sum(run.run(until_s).of_first_ten() for run in runs) <= (4 if pickers > 1 else 10 / 3) * len(runs)
+    # More than a third where a refused client keeps to its server at a picker that has not heard of it.
+    most = 4 if pickers > 1 and rule in ("session", "prefix-hash") else 10 / 3
+    assert sum(run.run(until_s).of_first_ten() for run in runs) <= most * len(runs)
 
 
 @pytest.mark.parametrize(("rule", "clients"), [*product(RULES, [1]), ("least-cost", 12), ("session", 12)])
