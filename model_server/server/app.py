@@ -149,11 +149,11 @@ class Api:
         return await self._answer(http, job, reply, arrival_s)
 
     async def _stored_response(self, http: web.Request) -> web.Response:
-        """Return or forget a stored response, or refuse to cancel it."""
+        """Return or forget a stored response, or refuse to cancel it or to stream it again."""
         name = http.match_info["id"]
         if (found := self._responses.stored(name)) is None:
             raise web.HTTPNotFound
-        if http.method == "POST":
+        if http.method == "POST" or http.query.get("stream", "false").lower() not in ("false", "0"):
             raise ApiError("This response has ended; none is made in the background here.")
         if http.method == "DELETE":
             self._responses.forget(name)

@@ -102,15 +102,18 @@ async def test_a_response_goes_on_from_an_earlier_one(start: Start, *, stream: b
 
 async def test_a_stored_response_is_read_again_and_forgotten(start: Start) -> None:
     server = await start()
-    _, first = await server.post("/v1/responses", {"input": PROMPT, "max_output_tokens": 5})
-    path = f"/v1/responses/{first['id']}"
 
-    async def asked(method: str, path: str) -> tuple[int, Any]:
-        reply = await server.http.request(method, path)
+    async def asked(method: str, path: str, **more: Any) -> tuple[int, Any]:
+        reply = await server.http.request(method, path, headers={"x-request-id": "mine"}, **more)
         return reply.status, await reply.json()
 
-    assert await asked("GET", path) == (200, first)
-    assert (await asked("POST", f"{path}/cancel"))[0] == 400, "no response is made in the background"
+    body = {"input": PROMPT, "max_output_tokens": 5}
+    (_, first), (_, other) = [await asked("POST", "/v1/responses", json=body) for _ in range(2)]
+    assert len({first["id"], other["id"], "resp_mine"}) == 3, "who knows the id may read the response"
+    path = f"/v1/responses/{first['id']}"
+    assert await asked("GET", path) == await asked("GET", f"{path}?stream=false") == (200, first)
+    for method, refused in (("POST", f"{path}/cancel"), ("GET", f"{path}?stream=true")):
+        assert (await asked(method, refused))[0] == 400, "no response is made in the background"
     deleted = {"id": first["id"], "object": "response", "deleted": True}
     assert await asked("DELETE", path) == (200, deleted)
     for method, gone in (("GET", path), ("DELETE", path), ("POST", f"{path}/cancel")):
