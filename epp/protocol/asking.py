@@ -123,7 +123,7 @@ overload.
 
 _APART: Final = (ApiKind.OTHER, ApiKind.QUERY)
 """Requests whose paths may name what one server keeps."""
-_KEEPING: Final = (ApiKind.RESPONSES, ApiKind.QUERY)
+_KEEP: Final = (ApiKind.RESPONSES, ApiKind.QUERY)
 """Requests whose answers may name what the server keeps."""
 _CHANGEABLE: Final = (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED)
 """The modes in which the picker may send on another body than the one that came."""
@@ -236,10 +236,7 @@ def ask(
         path_hash=hash(head.path.partition("?")[0]),
         body_hash=body_hash,
         names_state=inference.names_state or (id_in_path(head.path) if inference.kind in _APART else ""),
-        makes_state=not hurried
-        and inference.kind in _KEEPING
-        and inference.stores
-        and makes_state(head.path),
+        makes_state=not hurried and inference.kind in _KEEP and inference.stores and makes_state(head.path),
     )
     return Asked(question, head, only_once, changed)
 

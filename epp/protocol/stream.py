@@ -125,8 +125,7 @@ class HttpStream:
 
     def hurry(self) -> None:
         """Say that the picker has too much work. If the request is not picked yet, it is routed by load. Only
-        names are read: those in the path and, if there are several models, those in the body. The stream is
-        let go at once.
+        names are read, and the stream is let go at once.
         """
         if self.pick is None:
             self._hurried, self.hold = True, False

@@ -272,10 +272,10 @@ begins_with_no_number(const byte *at, const byte *end)
 typedef struct {
     Py_ssize_t units, containers, items, escapes; /* The counts. */
     Py_ssize_t between;                           /* Bytes outside strings: numbers, names, white space. */
-    const char *name;                             /* The key whose value is looked for, if it is a string. */
-    Py_ssize_t found, found_end;                  /* Place of this value. -1: not found. */
+    PyObject *places, *named;                     /* Places of values, by the keys looked for; such a key, if the last one is. */
+    const byte *start, *opened;                   /* Where the body begins, and where its last inner container does. */
     Py_ssize_t depth, left_at;                    /* Open containers; the depth at which a value stays as it was sent, or 0. */
-    int read, named;                              /* About the body's last key. */
+    int read;                                     /* About the body's last key. */
     char kind[DEEPEST_RENDERED + 1];              /* The kind of the open container at each depth. */
     char expects_key[DEEPEST_RENDERED + 1];
 } Weighing;
@@ -288,12 +288,22 @@ is_counted(const Weighing *w)
     return w->read && !w->left_at && w->depth > 1 && w->depth <= DEEPEST_RENDERED;
 }
 
+/* Notes where the value of the body's last key is, if it is looked for. */
+static void
+note_value(Weighing *w, const byte *from, const byte *to)
+{
+    PyObject *place = w->depth == 1 && w->named ? Py_BuildValue("(nn)", from - w->start, to - w->start) : NULL;
+    if (place != NULL)
+        PyDict_SetItem(w->places, w->named, place);
+    Py_XDECREF(place);
+}
+
 /* Counts a string whose opening quote is at `at` - 1. Returns where the string ends. */
 static const byte *
-weigh_string(Weighing *w, const byte *start, const byte *at, const byte *end, Py_ssize_t limit)
+weigh_string(Weighing *w, const byte *at, const byte *end, Py_ssize_t limit)
 {
     const byte *text = at;
-    Py_ssize_t escapes_before = w->escapes;
+    Py_ssize_t escapes_before = w->escapes, place = 0;
     int is_key = w->depth > 0 && w->depth <= DEEPEST_RENDERED && w->expects_key[w->depth];
     w->units++;
     for (;;) {
@@ -308,10 +318,11 @@ weigh_string(Weighing *w, const byte *start, const byte *at, const byte *end, Py
         at = end;
     if (is_key && w->depth == 1) {
         w->read = is_read(text, at - text, w->escapes > escapes_before);
-        w->named = equals(text, at - text, w->name);
-    } else if (w->depth == 1 && w->named && at < end) {
-        w->found = text - 1 - start;
-        w->found_end = at + 1 - start;
+        w->named = NULL;
+        for (PyObject *key; PyDict_Next(w->places, &place, &key, NULL);)
+            w->named = equals(text, at - text, PyUnicode_AsUTF8(key)) ? key : w->named;
+    } else if (w->depth == 1 && at < end) {
+        note_value(w, text - 1, at + 1);
     } else if (is_counted(w)) {
         w->items++;
         if (is_key && is_left(text, at - text, w->depth))
@@ -325,6 +336,7 @@ weigh_open(Weighing *w, const byte *at, const byte *end)
 {
     w->units++;
     w->containers += is_counted(w);
+    w->opened = w->depth == 1 ? at - 1 : w->opened;
     w->depth++;
     if (w->depth > 0 && w->depth <= DEEPEST_RENDERED) {
         int object = at[-1] == '{';
@@ -352,14 +364,14 @@ weigh(PyObject *module, PyObject *args)
     PyObject *json;
     Py_ssize_t limit;
     Py_buffer view;
-    Weighing w = {.found = -1, .found_end = -1};
-    if (!PyArg_ParseTuple(args, "Ons", &json, &limit, &w.name) || PyObject_GetBuffer(json, &view, PyBUF_SIMPLE) < 0)
+    Weighing w = {0};
+    if (!PyArg_ParseTuple(args, "OnO!", &json, &limit, &PyDict_Type, &w.places) || PyObject_GetBuffer(json, &view, PyBUF_SIMPLE) < 0)
         return NULL;
-    const byte *start = view.buf, *at = start, *end = start + view.len;
+    const byte *at = w.start = view.buf, *end = at + view.len;
     while (at < end && w.units + w.escapes + w.between / 8 <= limit) {
         switch (*at++) {
         case '"':
-            at = weigh_string(&w, start, at, end, limit);
+            at = weigh_string(&w, at, end, limit);
             break;
         case '{':
         case '[':
@@ -370,6 +382,7 @@ weigh(PyObject *module, PyObject *args)
             if (w.left_at == w.depth)
                 w.left_at = 0;
             w.depth--;
+            note_value(&w, w.opened, at);
             break;
         case ',':
             weigh_comma(&w, at);
@@ -386,7 +399,7 @@ weigh(PyObject *module, PyObject *args)
     if (at < end)
         w.units = limit + 1; /* Counting stopped early. */
     PyBuffer_Release(&view);
-    return Py_BuildValue("nnnnnn", w.units, w.containers, w.items, w.escapes, w.found, w.found_end);
+    return PyErr_Occurred() ? NULL : Py_BuildValue("nnnn", w.units, w.containers, w.items, w.escapes);
 }
 
 /* The state of the reader of plain messages, each of which has a plain role and a text, and nothing else. Nearly all chats are

@@ -105,9 +105,9 @@ def too_costly(body: bytes | memoryview) -> bool:
     byte of text, 3 ns for any other byte.
     """
     size = len(body)
-    if size <= SMALL_BYTES:
-        return False
-    units, containers, items, escapes, _, _ = counts_of(body, MOST_UNITS, "")
+    if size <= SMALL_BYTES or size > MOST_BYTES:
+        return size > SMALL_BYTES
+    units, containers, items, escapes = counts_of(body, MOST_UNITS, {})
     estimate_ns = (
         size * _BYTE_NS
         + units * _UNIT_NS
@@ -120,15 +120,14 @@ def too_costly(body: bytes | memoryview) -> bool:
 
 def units_of(text: bytes) -> int:
     """Return the number of strings, lists, objects and commas, or a number over `MOST_UNITS`."""
-    return counts_of(text, MOST_UNITS, "")[0]
+    return counts_of(text, MOST_UNITS, {})[0]
 
 
-def place_of(name: str, body: bytes | memoryview) -> tuple[int, int] | None:
-    """Return where the text of this field begins and ends, in any body of a readable size. None: not found,
-    or longer than a name may be.
-    """
-    *_, start, end = counts_of(body, MOST_UNITS, name)
-    return (start, end) if 0 <= start < end <= start + _MOST_NAME_BYTES else None
+def places_of(body: bytes | memoryview, *names: str) -> list[slice]:
+    """Return where the texts and objects of these fields stand. An empty slice: not found, or too long."""
+    places = dict.fromkeys(names, (0, 0))
+    counts_of(body, MOST_UNITS, places)
+    return [slice(a, b if b <= a + _MOST_NAME_BYTES else a) for a, b in places.values()]
 
 
 # -- foreign JSON --------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ from epp.request.jsontext import (
     NO_RAW,
     SMALL_BYTES,
     first_byte,
-    place_of,
+    places_of,
     text_bytes,
     too_costly,
 )
@@ -110,6 +110,8 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
     if body[: len(_BOM)] == _BOM:
         body = body[len(_BOM) :]
     kind, parse = _api(path)
+    if parse is None and path and _upload_tokens(body):
+        return _parse_other(body, kind=kind)
     if parse is _parse_chat and (plain := plain_chat(body)) is not None:
         return plain
     if too_costly(body):
@@ -142,27 +144,16 @@ def skim_request(path: str, body: Body, *, unread: str) -> InferenceRequest:
     """Read only which API, which model and what kept state a body is for, without judging whether it is
     valid. `unread`: why the rest was not read.
     """
-    kind, model, tokens = _api(path)[0], _skim_name("model", body), _upload_tokens(body)
-    if not model and not too_costly(body):
-        model = _parse_other(body).model  # the key has escapes, or the body is a form
-    named = next((name for field in _NAMING.get(kind, ()) if (name := _skim_name(field, body))), "")
-    return InferenceRequest(
-        kind=kind,
-        model=model,
-        opaque_tokens=tokens,
-        lasting_tokens=tokens,
-        names_state=named,
-        unread=unread,
-    )
-
-
-def _skim_name(field: str, body: Body) -> str:
-    """Return the text of one field. Empty: it was not found."""
-    place = place_of(field, body)
+    kind = _api(path)[0]
+    if _upload_tokens(body):
+        return msgspec.structs.replace(_parse_other(body, kind=kind), unread=unread)
     try:
-        return name_in(Raw(body[slice(*place)])) or "" if place else ""
+        model, *ids = [id_in_body(Raw(body[at])) for at in places_of(body, "model", *_NAMING.get(kind, ()))]
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return ""
+        model, ids = "", []
+    if not model and not too_costly(body):
+        model = _parse_other(body).model  # the key has escapes
+    return InferenceRequest(kind=kind, model=model, names_state=next(filter(None, ids), ""), unread=unread)
 
 
 def _api(path: str) -> tuple[ApiKind, _Parse | None]:

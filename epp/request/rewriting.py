@@ -22,7 +22,7 @@ from epp.base.errors import BadRequestError
 from epp.base.types import InferenceRequest
 from epp.request.canonical import BODY, SECTION
 from epp.request.client_names import MAX_NAME_CHARS, is_form, model_in_form
-from epp.request.jsontext import place_of, too_costly
+from epp.request.jsontext import places_of, too_costly
 
 _OPENING_BYTES: Final = 4096
 _USER: Final = SECTION + b"user" + BODY
@@ -108,8 +108,9 @@ def with_model(body: bytes | memoryview, *, model: str) -> bytes:
     if is_form(body) and (place := model_in_form(body)) is not None:
         return b"".join((body[: place[0]], model.encode(), body[place[1] :]))
     name = msgspec.json.encode(model)
-    if not _ESCAPED(body) and (place := place_of("model", body)) is not None:
-        return b"".join((body[: place[0]], name, body[place[1] :]))
+    [found] = places_of(body, "model")
+    if not _ESCAPED(body) and found.start < found.stop:
+        return b"".join((body[: found.start], name, body[found.stop :]))
     try:
         fields = None if too_costly(body) else _DECODE.decode(bytes(body).removeprefix(b"\xef\xbb\xbf"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -14,7 +14,7 @@ from epp.config.policy import PolicySpec
 from epp.protocol.asking import read_head
 from epp.request.blocked import BlockedPaths
 from epp.request.client_names import MAX_NAME_CHARS, bounded_name, id_in_path, is_digest, makes_state
-from epp.request.parse import API_PATHS, parse_request
+from epp.request.parse import API_PATHS, parse_request, skim_request
 
 BLOCKED = BlockedPaths(("/metrics", "/inference/v1/abort_requests"))
 
@@ -126,8 +126,20 @@ def test_a_client_may_ask_that_nothing_is_kept(store: object, *, stores: bool) -
     ],
 )
 @pytest.mark.parametrize("last", [False, True])
-def test_the_id_in_a_body_that_is_not_read_is_found(path: str, field: str, *, last: bool) -> None:
-    named = {field or "previous_response_id": "resp_1"}
-    body = {"input": [{"image_url": "A" * 9_000_000, "conversation": "conv_2"}]}
+@pytest.mark.parametrize("value", ["resp_1", {"id": "resp_1"}])
+def test_the_id_in_a_body_that_is_not_read_is_found(path: str, field: str, value: Any, *, last: bool) -> None:
+    named = {field or "previous_response_id": value}
+    body = {"input": [{"image_url": "A" * 9_000_000, "conversation": "conv_2"}], "model": "m"}
     asked = parse_request(path, json.dumps(body | named if last else named | body).encode())
-    assert (asked.unread, asked.names_state) == ("costly_body", "resp_1" if field else "")
+    assert (asked.unread, asked.model, asked.names_state) == ("costly_body", "m", "resp_1" if field else "")
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/audio/transcriptions"])
+@pytest.mark.parametrize("start", [b"--x\r\n", b"", b"\xff"])
+def test_an_upload_is_not_weighed(path: str, start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording has so many quotes and escapes that weighing it would hold the loop for long."""
+    monkeypatch.setattr("epp.request.jsontext.counts_of", None)
+    field = b'content-disposition: form-data; name="model"\r\n\r\nm\r\n--x'
+    upload = start + field + b'\0"\\' * 1_000_000
+    for asked in (parse_request(path, upload), skim_request(path, upload, unread="overload")):
+        assert (asked.model, asked.opaque_tokens > 0) == ("m" if start == b"--x\r\n" else "", True)
