@@ -15,7 +15,15 @@ import pytest
 
 from epp.base.types import SERVER_HEADERS
 from epp.config.settings import Config, load_config
-from tests.charts.rendering import GATEWAY, Helm, Manifest, behind, of_kind, pod_of, value_set
+from tests.charts.rendering import (
+    GATEWAY,
+    Helm,
+    Manifest,
+    behind,
+    of_kind,
+    pod_of,
+    value_set,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -40,7 +48,12 @@ def test_the_shape_decides_what_the_picker_listens_on(helm: Helm, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("values", "most"),
-    [({}, 1), ({"provider": "istio"}, 8), ({"provider": "nginx"}, 1), ({"provider": "ai-gateway"}, 1)],
+    [
+        ({}, 1),
+        ({"provider": "istio"}, 8),
+        ({"provider": "nginx"}, 1),
+        ({"provider": "ai-gateway"}, 1),
+    ],
 )
 def test_the_provider_decides_how_many_destinations_an_answer_may_name(
     helm: Helm, tmp_path: Path, values: dict[str, Any], most: int
@@ -80,7 +93,8 @@ def role_of(objects: Sequence[Manifest]) -> Mapping[str, Any]:
 
 def test_several_inference_pools_are_followed_with_rights_for_each(helm: Helm, tmp_path: Path) -> None:
     objects = helm.render(
-        GATEWAY, {"pool": {"name": "ours"}, "inferencePools": [{"name": "llama"}, {"name": "mistral"}]}
+        GATEWAY,
+        {"pool": {"name": "ours"}, "inferencePools": [{"name": "llama"}, {"name": "mistral"}]},
     )
     settings = config_of(objects, tmp_path).kubernetes
     assert settings is not None
@@ -128,7 +142,9 @@ def test_behind_envoy_gateway_clients_name_no_servers(helm: Helm) -> None:
     assert removed == ["x-gateway-destination-endpoint", *SERVER_HEADERS]
 
 
-def test_a_route_removes_headers_that_servers_obey(helm: Helm) -> None:
+def test_a_route_removes_headers_that_servers_obey(
+    helm: Helm,
+) -> None:
     """Routes of gateways that use Envoy keep these headers. There a route's filters run after the picker and
     would remove the headers that the picker has set.
     """

@@ -12,7 +12,14 @@ import pytest
 from model_server import serve_flags
 from model_server.cli import command_line
 from model_server.pods.lora_sync import read_adapters
-from tests.charts.rendering import MODEL_SERVER, Helm, HelmError, Manifest, of_kind, value_set
+from tests.charts.rendering import (
+    MODEL_SERVER,
+    Helm,
+    HelmError,
+    Manifest,
+    of_kind,
+    value_set,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -89,7 +96,10 @@ SAID: dict[str, list[Any]] = {
     ],
     "offload": [
         *(*always("m"), "--kv-transfer-config"),
-        {**OFFLOAD, "kv_connector_extra_config": {"cpu_bytes_to_use": 16000000000, "eviction_policy": "lru"}},
+        {
+            **OFFLOAD,
+            "kv_connector_extra_config": {"cpu_bytes_to_use": 16000000000, "eviction_policy": "lru"},
+        },
     ],
     "uses": [
         *(*always("m"), "--kv-transfer-config"),
@@ -117,7 +127,12 @@ def test_each_pool_of_a_profile_has_its_own_arguments_and_variables(helm: Helm) 
     said = [
         *("org/llama", "--port", "8000", "--served-model-name", "llama", "--max-model-len", "8192"),
         *("--block-size", "16", *HASHED, "--kv-events-config"),
-        {**EVENTS, "endpoint": "tcp://*:5557", "topic": "kv-events", "replay_endpoint": "tcp://*:5558"},
+        {
+            **EVENTS,
+            "endpoint": "tcp://*:5557",
+            "topic": "kv-events",
+            "replay_endpoint": "tcp://*:5558",
+        },
         *("--enable-lora", "--max-loras", "2", "--max-lora-rank", "16"),
         *("--lora-modules", "sql=/adapters/sql", "--enforce-eager"),
     ]
@@ -298,7 +313,10 @@ def test_leader_and_worker_are_one_vllm(helm: Helm) -> None:
     assert (
         leader["resources"]
         == worker["resources"]
-        == {"requests": {"cpu": "4", "memory": "16Gi"}, "limits": {"nvidia.com/gpu": 8}}
+        == {
+            "requests": {"cpu": "4", "memory": "16Gi"},
+            "limits": {"nvidia.com/gpu": 8},
+        }
     )
 
 

@@ -54,7 +54,11 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
     assert len(text.splitlines()) < 200
     schema = without_removed(json.loads((chart / "values.schema.json").read_text()))
     values = yaml.safe_load(text)
-    for optional in ("profile", "config", "policy"):  # docs/reference-*.md describes their fields
+    for optional in (
+        "profile",
+        "config",
+        "policy",
+    ):  # docs/reference-*.md describes their fields
         schema["properties"].pop(optional, None)
         values.pop(optional, None)
     del schema["properties"]["enabled"]  # the chart above writes it
@@ -82,11 +86,20 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
         ),
         ({"config": {"policyFile": "/p.yaml"}}, "config.policyFile"),
         ({"shape": "gateway", "tls": {"secretName": "x"}}, "tls.secretName: in shape `gateway`"),
-        (behind(httpRoute={"enabled": True}), "gateway.httpRoute.parentRefs: name the Gateway"),
+        (
+            behind(httpRoute={"enabled": True}),
+            "gateway.httpRoute.parentRefs: name the Gateway",
+        ),
         ({"gateway": {"provider": "istio"}}, "gateway.provider: in shape own-envoy"),
         (behind("traefik"), "provider"),
-        (behind("gke") | {"config": {"dialect": "gke"}}, "config.dialect: gateway.provider sets it"),
-        (behind("envoy-gateway"), "gateway.httpRoute.enabled: the policies of provider envoy-gateway"),
+        (
+            behind("gke") | {"config": {"dialect": "gke"}},
+            "config.dialect: gateway.provider sets it",
+        ),
+        (
+            behind("envoy-gateway"),
+            "gateway.httpRoute.enabled: the policies of provider envoy-gateway",
+        ),
         (
             behind("envoy-gateway", route=True) | {"pool": {"targetPorts": [8000, 8001]}},
             "pool.targetPorts: a route of provider envoy-gateway",
@@ -113,8 +126,14 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
             {"shape": "gateway", "inferencePools": [{"name": "a"}]},
             "inferencePools[0].selector: name the labels",
         ),
-        (behind(route=True) | POOLS, "gateway.httpRoute.enabled: a Gateway chooses the InferencePool"),
-        (behind("envoy-gateway", route=True) | POOLS, "inferencePools: a route of provider envoy-gateway"),
+        (
+            behind(route=True) | POOLS,
+            "gateway.httpRoute.enabled: a Gateway chooses the InferencePool",
+        ),
+        (
+            behind("envoy-gateway", route=True) | POOLS,
+            "inferencePools: a route of provider envoy-gateway",
+        ),
         ({"image": {"repository": ""}}, "write --set image.repository=registry.example.com/team/picker"),
         ({"networkPolicy": {"monitoring": []}}, "write [{namespaceSelector: {}}] for every pod"),
         ({"config": {"envoy": {"blockedPaths": []}}}, "write config.blockedPaths"),

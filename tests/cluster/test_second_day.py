@@ -18,7 +18,15 @@ import aiohttp
 import pytest
 import yaml
 
-from tests.cluster.installed import CHARTS, IMAGES, IN_FLIGHT, LONGEST_ANSWER_S, SERVERS, Installed, site_on
+from tests.cluster.installed import (
+    CHARTS,
+    IMAGES,
+    IN_FLIGHT,
+    LONGEST_ANSWER_S,
+    SERVERS,
+    Installed,
+    site_on,
+)
 from tests.cluster.steady_load import SteadyLoad, send_completion, steady_load
 from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
 from tests.cluster_env.go_programs import Keda

@@ -51,9 +51,19 @@ def engine_around(
     return Engine(config, runner), runner
 
 
-def named_request(name: str, tokens: Sequence[int], *, max_tokens: int = 6, salt: str = "") -> Request:
+def named_request(
+    name: str,
+    tokens: Sequence[int],
+    *,
+    max_tokens: int = 6,
+    salt: str = "",
+) -> Request:
     return Request(
-        RequestId(name), [TokenId(t) for t in tokens], max_tokens=max_tokens, arrival_s=0.0, cache_salt=salt
+        RequestId(name),
+        [TokenId(t) for t in tokens],
+        max_tokens=max_tokens,
+        arrival_s=0.0,
+        cache_salt=salt,
     )
 
 

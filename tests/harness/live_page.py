@@ -94,7 +94,13 @@ def _endpoint(k: int, n: int, rng: random.Random) -> EndpointStatus:
 
 def decision_for(number: int, *, name: str = "vllm-0", tried: bool = False) -> Decision:
     rng = random.Random(number)
-    parts: Mapping[str, float] = {"backlog": 0.12, "prefill": 0.2, "stall": 0.05, "lora": 0.0, "failing": 0.0}
+    parts: Mapping[str, float] = {
+        "backlog": 0.12,
+        "prefill": 0.2,
+        "stall": 0.05,
+        "lora": 0.0,
+        "failing": 0.0,
+    }
     names = [name, *(other for n in range(4) if (other := f"vllm-{n}") != name)]
     candidates = tuple(
         Candidate(

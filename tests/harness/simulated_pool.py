@@ -173,11 +173,19 @@ class SimulatedPool:
         return {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name, "labels": {"app": "vllm", **(labels or {})}},
+            "metadata": {
+                "name": name,
+                "labels": {"app": "vllm", **(labels or {})},
+            },
             "spec": {
                 "schedulerName": "the-test",
                 "terminationGracePeriodSeconds": 0,
-                "containers": [{"name": "vllm", "image": "vllm"}],
+                "containers": [
+                    {
+                        "name": "vllm",
+                        "image": "vllm",
+                    }
+                ],
             },
         }
 
@@ -203,7 +211,11 @@ class SimulatedPool:
             ],
             "containerStatuses": [container],
         }
-        await self.api.request("PATCH", f"{self._core}/pods/{name}/status", body={"status": status})
+        await self.api.request(
+            "PATCH",
+            f"{self._core}/pods/{name}/status",
+            body={"status": status},
+        )
 
 
 async def _each(names: Iterable[str], act: Any) -> None:

@@ -54,7 +54,11 @@ def test_first_token_and_usage_of_a_chat_stream_are_read() -> None:
         DONE,
     ]
     assert read(pieces, reader()) == ResponseFeedback(
-        first_token_at=2.0, prompt_tokens=90, cached_tokens=64, completion_tokens=3, told=200
+        first_token_at=2.0,
+        prompt_tokens=90,
+        cached_tokens=64,
+        completion_tokens=3,
+        told=200,
     )
 
 
@@ -94,7 +98,11 @@ def test_a_responses_stream_is_read() -> None:
         ),
     ]
     assert read(pieces, reader(ApiKind.RESPONSES)) == ResponseFeedback(
-        first_token_at=2.0, prompt_tokens=9, cached_tokens=4, completion_tokens=2, told=200
+        first_token_at=2.0,
+        prompt_tokens=9,
+        cached_tokens=4,
+        completion_tokens=2,
+        told=200,
     )
 
 
@@ -114,7 +122,11 @@ def test_an_anthropic_stream_is_read_and_its_prompt_counted_in_three_parts() -> 
         named("message_stop"),
     ]
     assert read(pieces, reader(ApiKind.MESSAGES)) == ResponseFeedback(
-        first_token_at=3.0, prompt_tokens=80, cached_tokens=64, completion_tokens=7, told=200
+        first_token_at=3.0,
+        prompt_tokens=80,
+        cached_tokens=64,
+        completion_tokens=7,
+        told=200,
     )
 
 
@@ -303,7 +315,8 @@ def test_impossible_counts_are_ignored(number: str) -> None:
     """A sum of such numbers is too large for a float. Before, it made the metrics page fail for good."""
     usage = f'{{"prompt_tokens":{number},"completion_tokens":{number},"prompt_tokens_details":{{"cached_tokens":{number}}}}}'
     told = read(
-        [f'{{"choices":[],"usage":{usage}}}'.encode()], reader(ApiKind.CHAT, content_type="application/json")
+        [f'{{"choices":[],"usage":{usage}}}'.encode()],
+        reader(ApiKind.CHAT, content_type="application/json"),
     )
     assert told == ResponseFeedback(told=200)
 

@@ -15,7 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from bench.routing.bench import Result, Run, Setting, calibrate, outcome_of, shape_of, simulate, spec_of
+from bench.routing.bench import (
+    Result,
+    Run,
+    Setting,
+    calibrate,
+    outcome_of,
+    shape_of,
+    simulate,
+    spec_of,
+)
 from bench.routing.catalog import CONFIGS
 from bench.routing.live import vllm
 from bench.routing.live.vllm_fleet import Speed

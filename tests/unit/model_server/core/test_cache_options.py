@@ -93,7 +93,12 @@ def test_blocks_over_the_bound_on_unused_blocks_are_emptied_and_not_lost() -> No
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"hash_algorithm": "md5"}, {"eviction": "fifo"}, {"preallocated_blocks": -1}, {"max_unused_blocks": -1}],
+    [
+        {"hash_algorithm": "md5"},
+        {"eviction": "fifo"},
+        {"preallocated_blocks": -1},
+        {"max_unused_blocks": -1},
+    ],
 )
 def test_invalid_options_are_refused_by_name(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"|".join(str(part) for item in wrong.items() for part in item)):
@@ -256,7 +261,9 @@ def add_request(
 
 
 @pytest.mark.parametrize("algorithm", HASH_ALGORITHMS)
-def test_002_8_no_block_of_an_approximate_prefix_has_hash_of_exact_block(algorithm: HashAlgorithm) -> None:
+def test_002_8_no_block_of_an_approximate_prefix_has_hash_of_exact_block(
+    algorithm: HashAlgorithm,
+) -> None:
     chains = []
     for scope in (
         PrefixScope(),

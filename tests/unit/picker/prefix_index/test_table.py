@@ -28,7 +28,13 @@ def test_default_schedule_cuts_a_400_kb_prompt_into_448_chunks() -> None:
 
 
 @pytest.mark.parametrize(
-    "sizes", [{"chunk_bytes": 0}, {"chunk_bytes": -1}, {"later_chunk_bytes": 0}, {"later_from_bytes": -1}]
+    "sizes",
+    [
+        {"chunk_bytes": 0},
+        {"chunk_bytes": -1},
+        {"later_chunk_bytes": 0},
+        {"later_from_bytes": -1},
+    ],
 )
 def test_schedules_that_cut_nothing_are_refused(sizes: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="chunk"):

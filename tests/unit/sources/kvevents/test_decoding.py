@@ -22,9 +22,11 @@ def test_recorded_messages_of_vllm_are_decoded_as_plain_decoder_reads_them() -> 
         for event, plain in zip(decode(recorded.payload), recorded.events(), strict=True):
             assert (
                 type(event).__name__
-                == {"BlockStored": "Stored", "BlockRemoved": "Removed", "AllBlocksCleared": "Cleared"}[
-                    plain["type"]
-                ]
+                == {
+                    "BlockStored": "Stored",
+                    "BlockRemoved": "Removed",
+                    "AllBlocksCleared": "Cleared",
+                }[plain["type"]]
             )
             if isinstance(event, Stored):
                 begins = plain["parent_block_hash"] is None and not plain["lora_name"]
@@ -61,7 +63,16 @@ def test_arrays_have_the_fields_that_releases_have_added_at_their_end() -> None:
     assert decode(event_batch(["BlockRemoved", [7], "GPU", 1])) == [Removed((7,), 0, 1)]  # type: ignore[arg-type]  # a plain number as a name
 
 
-@pytest.mark.parametrize(("medium", "tier"), [(None, 0), ("GPU", 0), ("cpu", 1), ("STORAGE", 2), ("TAPE", 2)])
+@pytest.mark.parametrize(
+    ("medium", "tier"),
+    [
+        (None, 0),
+        ("GPU", 0),
+        ("cpu", 1),
+        ("STORAGE", 2),
+        ("TAPE", 2),
+    ],
+)
 def test_an_unknown_medium_counts_as_storage(medium: str | None, tier: int) -> None:
     event = {"type": "BlockRemoved", "block_hashes": [1], "medium": medium}
     assert decode(event_batch(event)) == [Removed((1,), tier)]  # type: ignore[arg-type]  # a plain number as a name
