@@ -72,7 +72,7 @@ class Account:
     """When the server's page last showed more tokens or prompts than the page before it, or did not count
     them."""
     refuted_at: float = -inf
-    """When a probe was sent that got a token, although the page's counters stood still."""
+    """When a probe was last sent that got a token."""
     looked_at: float = -inf
     """When the server's last page came."""
     was_open: bool = False

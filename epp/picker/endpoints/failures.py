@@ -207,8 +207,7 @@ class FailingServers:
         """
         seen = self._answers.look(state, before, after, hang_seconds=self.settings.hang_seconds, now=now)
         account, mark = state.account, self.marks.get((state, ""))
-        frozen = account.grew_at < account.refuted_at > now - _REFUTED_S
-        if frozen and seen in ("idle", "stalls", "stalls alone"):
+        if self.refuted(state, now=now) and seen in ("idle", "stalls", "stalls alone"):
             return False
         if seen in ("hangs", "stalls alone"):
             return self.hangs(state, form=Form.HANGS if seen == "hangs" else Form.STALLS, now=now)
@@ -231,6 +230,10 @@ class FailingServers:
         news = not mark.hangs
         self._convict(mark, form, now=now)
         return news
+
+    def refuted(self, state: EndpointState, *, now: float) -> bool:
+        """Return whether a probe got a token lately, and the page's counters have not grown since."""
+        return state.account.grew_at < state.account.refuted_at > now - _REFUTED_S
 
     def proved_to_hang(self, state: EndpointState) -> bool:
         """Return whether a server is left out because its requests hang, and its last probe does not deny it.
@@ -312,10 +315,9 @@ class FailingServers:
         """
         account = mark.state.account
         account.refused, account.read_at, account.stands_since = 0, now, None
+        account.refuted_at = mark.probed_at
         refuses = mark.form is Form.REFUSES and mark.refusals_prove
         proves = mark.needs is Proof.COUNTED or (mark.needs > Proof.BEGUN and mark.verdict == "ill")
-        if mark.needs is Proof.COUNTED:
-            account.refuted_at = mark.probed_at
         if mark.suspected is Form.REFUSES:
             mark.recover(0.0, now=now)  # the requests were at fault
         elif refuses or proves or mark.suspected is not None:

@@ -176,6 +176,7 @@ class Listener:
     def _apply_to(
         self, state: EndpointState, peer: _Peer, event: ServerEvent, *, at: float, now: float, current: bool
     ) -> None:
+        failures = self._picker.fleet.failures
         match event:
             case SharedBegan():
                 self._began(peer, event, state, at=at, now=now, books=current)
@@ -185,8 +186,8 @@ class Listener:
                 self._restarted(state, at=at)
             case SharedMade():
                 self._picker.kept_state.remember(event.id_hash, state.endpoint.name, now=now)
-            case SharedTrouble(what="hangs") if current:
-                self._picker.fleet.failures.hangs(state, now=now)
+            case SharedTrouble(what="hangs") if current and not failures.refuted(state, now=now):
+                failures.hangs(state, now=now)
             case SharedTrouble(what="cut") if current:
                 self._picker.news.on_cut(state, now=now)
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from epp.base.errors import FatalRequestError
 from epp.base.types import Address, EndpointName
 from epp.config.policy import PolicySpec
+from epp.picker.endpoints.marks import Form
 from epp.sources.sharing.batches import decode_batch
 from tests.unit.picker.picker_questions import ask, policy_of, text
 from tests.unit.sources.sharing.pickers import Replica, endpoints, meet, two
@@ -120,6 +121,21 @@ def test_a_server_that_hangs_for_one_picker_is_left_out_by_all() -> None:
     assert answers >= 2
     meet([one, other], now=230.0)
     assert [c.excluded for c in other.pick(text("s"), now=230.1).decision.candidates] == ["", ""]
+
+
+def test_a_peers_hang_convicts_no_server_that_a_probe_has_just_proved() -> None:
+    one, other = Replica(1), Replica(2)
+    meet([one, other], now=0.0)
+    state = other.picker.fleet.get(EndpointName("a"))
+    assert state is not None
+    failures = other.picker.fleet.failures
+    failures.failed(state, Form.FAILS, asked_model="m", now=30.0)
+    (probe,) = failures.probes_due(now=30.0)
+    failures.probed(probe, "well", now=30.1)
+    hangs_for(one, "a", now=1.0)
+    assert one.picker.news.left_out(now=31.4)
+    meet([one, other], now=31.5)
+    assert not other.picker.news.left_out(now=31.6)
 
 
 def test_a_request_that_another_endpoint_served_moves_with_its_prefix() -> None:
