@@ -38,9 +38,12 @@ def tells(event: str, *, status: int = 200) -> Handler:
     return answer
 
 
-async def shows_a_page(_: web.Request) -> web.Response:
-    """Answer as a proxy whose site is under maintenance."""
-    return web.Response(text="<html></html>", content_type="text/html")
+def sends(text: str, content_type: str, encoding: str = "identity") -> Handler:
+    async def answer(_: web.Request) -> web.Response:
+        headers = {"content-type": content_type, "content-encoding": encoding}
+        return web.Response(body=text.encode(), headers=headers)
+
+    return answer
 
 
 async def compresses(_: web.Request) -> web.Response:
@@ -96,7 +99,12 @@ async def verdict_on(address: Address, *, about: str = "", queued: bool = False)
         (tells('{"error": {"code": 500}}'), "ill"), (tells('{"error": {"code": 400}}'), "refused"),
         (tells('{"choices": []}'), "ill"), (tells('{"choices": [{"text": "2"}]}'), "well"),
         (tells('{"choices": [{"text": "2"}]}', status=201), "well"), (says(204), "ill"),
-        (says(200), "ill"), (shows_a_page, "ill"), (compresses, "well"),
+        (says(200), "ill"), (sends("<html></html>", "text/html"), "ill"), (compresses, "well"),
+        (sends('data: {"choices": [{"text": "2"}]}\n\n', "text/plain; charset=utf-8"), "well"),
+        (sends('data: {"choices": [{"text": "2"}]}\n\n', ""), "well"),
+        (sends('data: {"error": {"code": 500}}\n\n', "text/plain"), "ill"),
+        (sends('{"text": "2"}\n', "application/x-ndjson"), "unclear"), (sends("2", "text/plain"), "unclear"),
+        (sends("", "application/json"), "ill"), (sends("", "text/event-stream"), "ill"),
         (breaks_off, "ill"), (says(302), "ill"), (never_ends, "unclear"), (headers_only, "ill"),
     ],
 )  # fmt: skip

@@ -28,6 +28,7 @@ _TIMEOUT_S: Final = 3.0
 _NO_ANSWER: Final = 502
 """The status of a server that breaks off, or answers with anything but a token."""
 _MOST_ANSWER_BYTES: Final = 64 * 2**10
+_READ_TYPES: Final = ("text/event-stream", "application/json", "text/html", "application/xhtml+xml")
 _HEADERS: Final = {"Content-Type": "application/json"}
 
 
@@ -77,16 +78,14 @@ async def _ask(client: PageClient, probe: Probe, key: dict[str, str]) -> Verdict
             await client.connect()
     except (NoPageError, TimeoutError):
         return "unclear"  # the scrapes of this server fail too, and say why
-    question = {"model": probe.model, "prompt": "1", "max_tokens": 1, "stream": True}
+    body = msgspec.json.encode({"model": probe.model, "prompt": "1", "max_tokens": 1, "stream": True})
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             answer = await client.ask(
-                "/v1/completions",
-                most_bytes=_MOST_ANSWER_BYTES,
-                headers=_HEADERS | key,
-                body=msgspec.json.encode(question),
+                "/v1/completions", most_bytes=_MOST_ANSWER_BYTES, headers=_HEADERS | key, body=body
             )
-        status = _told(answer)
+        if (status := _told(answer)) is None:
+            return "unclear"
     except TimeoutError:
         return "unclear" if probe.queued else "ill"
     except NoPageError as error:
@@ -98,14 +97,17 @@ async def _ask(client: PageClient, probe: Probe, key: dict[str, str]) -> Verdict
     return verdict_of(status, about_model=bool(probe.about))
 
 
-def _told(answer: Page) -> int:
-    """Return the status that the body tells. A compressed body is good."""
-    media_type, encoding = (
-        answer.fields.get(name, b"").decode("latin-1") for name in (b"content-type", b"content-encoding")
-    )
-    reader = ResponseReader(kind=ApiKind.COMPLETIONS, content_type=media_type, content_encoding=encoding)
+def _told(answer: Page) -> int | None:
+    """Return the status that the body tells. A compressed body is good. None: only clients can read it."""
+    if answer.fields.get(b"content-encoding", b"") not in (b"", b"identity"):
+        return 200
+    media_type = answer.fields.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip()
+    # Some servers send events as text, or without a type.
+    read_as = media_type if media_type.endswith("json") else "text/event-stream"
+    reader = ResponseReader(kind=ApiKind.COMPLETIONS, content_type=read_as, content_encoding="")
     reader.feed(bytes(answer.body), now=0.0)
-    return reader.finish().told or (200 if encoding else _NO_ANSWER)
+    known = not answer.body or media_type in _READ_TYPES
+    return reader.finish().told or (_NO_ANSWER if known else None)
 
 
 def verdict_of(status: int, *, about_model: bool) -> Verdict:
