@@ -95,17 +95,19 @@ class PrefixHashRule(Rule):
 
     Equal beginnings go to the same endpoint. Every picker computes this endpoint by itself, so nothing has to
     be remembered or shared. If the endpoint has its bound of requests, the next endpoint in the key's order
-    gets the request. While an endpoint refuses requests and others do not, a key whose last request it
-    refused goes to the next one, too. Other keys stay. Prompts without a key go by load.
+    gets the request. While an endpoint refuses requests and others do not, a key whose last two requests
+    it refused goes to the next one, too. Other keys stay. Prompts without a key go by load.
     """
 
     reason: ClassVar = "hash"
+    refusals: ClassVar = 2
+    """A key moves after so many in a row. Several clients have it, and one of them may send bad requests."""
 
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         super().__init__(spec, rng)
         self._settings = spec.prefix_hash
-        self._refused: OrderedDict[int, EndpointName] = OrderedDict()
-        """By key: the last endpoint that did not compute a request of the key."""
+        self._refused: OrderedDict[int, tuple[EndpointName, int]] = OrderedDict()
+        """By key: the endpoint that did not compute the last requests of the key, and how many these are."""
 
     def _key(self, asked: SchedulingRequest | SentPick) -> int:
         return asked.beginning
@@ -115,8 +117,11 @@ class PrefixHashRule(Rule):
         return max(fair, self._settings.min_in_flight)
 
     def ended(self, sent: SentPick, *, computed: bool) -> None:
-        if not computed and (key := self._key(sent)):
-            self._refused[key] = sent.server
+        server, count = self._refused.get(key := self._key(sent), (sent.server, 0))
+        if computed and server == sent.server:
+            self._refused.pop(key, None)
+        elif key and not computed:
+            self._refused[key] = sent.server, 1 + count * (server == sent.server)
             self._refused.move_to_end(key)
             if len(self._refused) > MOST_KEPT:
                 self._refused.popitem(last=False)
@@ -126,9 +131,10 @@ class PrefixHashRule(Rule):
         if not key:
             return Choice(weighed, fewest(burden, self._rng), "load")
         distance = _distance(key, seen)
-        if seen.said_no is not None and key in self._refused:
+        server, count = self._refused.get(key, ("", 0))
+        if seen.said_no is not None and count >= self.refusals:
             names = np.array([seen.roster.names[slot] for slot in seen.slots])
-            distance = distance + (seen.said_no & (names == self._refused[key]))
+            distance = distance + (seen.said_no & (names == server))
         # Distances are below 2, so candidates at the bound come after all others.
         places = fewest(distance + 2 * (burden >= self._bound(burden)), None)
         return Choice(weighed, places, self.reason if places[0] == int(distance.argmin()) else "load")
@@ -142,6 +148,7 @@ class Session(PrefixHashRule):
 
     gated = False
     reason = "session"
+    refusals = 1
 
     def _key(self, asked: SchedulingRequest | SentPick) -> int:
         return xxh3_64_intdigest(asked.session.encode()) if asked.session else 0

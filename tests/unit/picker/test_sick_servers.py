@@ -59,8 +59,9 @@ def test_a_bad_server_gets_at_most_its_share_of_the_first_ten(
         for seed in range(4)
         for sick in "abc"
     ]
-    # More than a third where a refused client keeps to its server at a picker that has not heard of it.
-    most = 4 if pickers > 1 and rule in ("session", "prefix-hash") else 10 / 3
+    # More than a third where a refused client keeps to its server at a picker that has not heard of it, and
+    # where a prompt moves on after its second refusal.
+    most = {"prefix-hash": 3 + pickers, "session": 3 + (pickers + 1) / 3}.get(rule, 10 / 3)
     assert sum(run.run(until_s).of_first_ten() for run in runs) <= most * len(runs)
 
 
@@ -92,6 +93,13 @@ def test_bad_requests_keep_others_from_no_server(rule: RuleName) -> None:
         # By their hashes the twelve prompts give one server a quarter.
         least = 0.1 if rule == "prefix-hash" else 0.2
         assert min(traffic.good_to(name, since=1.0) for name in "abc") >= least
+
+
+def test_bad_requests_with_a_popular_beginning_move_nobody() -> None:
+    traffic = Traffic(
+        rule="prefix-hash", clients=2, poisoners=1, poisoner_s=1.0, popular=True, sick_to=0.0, **WAITING
+    ).run(10.0)
+    assert max(traffic.good_to(name, since=0.5) for name in "abc") == 1.0
 
 
 @pytest.mark.parametrize("rule", RULES)
