@@ -62,6 +62,7 @@ class SentPick(Struct, frozen=True, eq=False, gc=False):
     """See `SchedulingRequest`. 0 too if the prompt was not read."""
     session: str = ""
     beginning: int = 0
+    """See `SchedulingRequest`, too."""
 
 
 class Roster:

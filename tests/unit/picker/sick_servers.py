@@ -62,8 +62,6 @@ class Traffic:
     """Clients whose requests every server refuses with 400. They send as `clients` do, besides the others."""
     poisoner_s: float = 0.002
     """How long each of these requests takes."""
-    popular: bool = False
-    """The prompts of all clients, poisoners too, begin alike."""
     begins_s: float = 0.2
     """About the time until a good answer begins."""
     lasts_s: float = 2.0
@@ -233,8 +231,7 @@ class _Run:
         """Send one request. A client sends its next one when this one has ended, with the same beginning."""
         picker = self._rng.choice(self._pickers)
         model = self._rng.choice(self.traffic.models)
-        alike = 0 if self.traffic.popular else client or 0
-        beginning = b"" if client is None else b"client %d" % (100 * self.traffic.seed + alike) * 200
+        beginning = b"" if client is None else b"client %d" % (100 * self.traffic.seed + client) * 200
         prompt = beginning + self._rng.randbytes(200).hex().encode()
         number = self._rng.randrange(1000) if client is None else client
         session = f"s{self.traffic.seed}-{number}" if self.traffic.rule == "session" else ""

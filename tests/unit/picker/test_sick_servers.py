@@ -95,13 +95,6 @@ def test_bad_requests_keep_others_from_no_server(rule: RuleName) -> None:
         assert min(traffic.good_to(name, since=1.0) for name in "abc") >= least
 
 
-def test_bad_requests_with_a_popular_beginning_move_nobody() -> None:
-    traffic = Traffic(
-        rule="prefix-hash", clients=2, poisoners=1, poisoner_s=1.0, popular=True, sick_to=0.0, **WAITING
-    ).run(10.0)
-    assert max(traffic.good_to(name, since=0.5) for name in "abc") == 1.0
-
-
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("wants_key", [False, True])
 def test_clients_with_bad_requests_leave_no_server_out(rule: RuleName, *, wants_key: bool) -> None:

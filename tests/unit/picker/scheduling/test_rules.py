@@ -9,13 +9,17 @@ from collections import Counter
 from itertools import pairwise
 from typing import get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from epp.base.types import EndpointName
 from epp.config.policy import RuleName
 from epp.picker.scheduling.rules import RULES
 from epp.picker.scheduling.schedule import MOST
+from epp.picker.scheduling.snapshot import SentPick
 from tests.unit.picker.scheduling.orders import firsts, order, rule_of
 from tests.unit.picker.scheduling.snapshots import SeenEndpoint, weighed
 
@@ -200,6 +204,18 @@ def test_owner_at_its_bound_passes_requests_on_to_the_keys_next_endpoint() -> No
     # endpoint has 8, and it is 11 if the owner has 11.
     assert with_load(10) == idle
     assert with_load(11) == [*idle[1:], idle[0]]
+
+
+def test_a_prompt_leaves_its_owner_after_two_refusals_in_a_row() -> None:
+    """Several clients have it, so one refusal may be one client's fault, and an answer shows that it is."""
+    rule, key = rule_of("prefix-hash"), KEYS[0]
+    shown = weighed([SeenEndpoint(n) for n in NAMES], beginning=key)
+    owner = rule.rank(shown).places[0]
+    shown = replace(shown, seen=replace(shown.seen, said_no=np.arange(len(NAMES)) == owner))
+    sent = SentPick(EndpointName(NAMES[owner]), 0.0, beginning=key)
+    for computed, stays in ((False, True), (True, True), (False, True), (False, False), (True, True)):
+        rule.ended(sent, computed=computed)
+        assert (rule.rank(shown).places[0] == owner) is stays
 
 
 @given(load=st.lists(st.integers(0, 200), min_size=1, max_size=12), key=st.integers(1, 2**64 - 1))
