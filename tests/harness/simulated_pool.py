@@ -283,7 +283,7 @@ class Policies:
         except ApiError:
             return ()
         return tuple(
-            f"{c['type']}={c['status']}/{c['reason']}@{c['observedGeneration']}"
+            f"{c['type']}={c['status']}/{c['reason']}@{c.get('observedGeneration', 0)}"
             for c in status.get("conditions", ())
         )
 

@@ -3,9 +3,9 @@
 Fields, bounds, defaults and descriptions come from `epp.config.policy` and, for the status, from `objects`.
 The parts that only Kubernetes knows (CEL rules, columns) are here. So the API server refuses the same values
 as the reader of policy files, field by field. Faults that a schema cannot express appear in the status of the
-object. The schema has no defaults: an object stores only the fields that its author set, so a changed default
-of a later release applies to it. Every string, list and map has a bound: CEL's cost estimate multiplies them
-out. Called by `make docs`.
+object. The spec has no defaults: an object stores only the fields that its author set, so a changed default
+of a later release applies to it. A new object's status says that it waits for a picker. Every string, list
+and map has a bound: CEL's cost estimate multiplies them out. Called by `make docs`.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ _COPIED: Final = (
 )
 _REQUIRED: Final = ["type", "status", "reason", "message", "lastTransitionTime"]
 """Fields that every condition has, as Kubernetes wants it. The picker also reads conditions without them."""
+_WAITING: Final = "Waiting for a picker: a gateway with this spec.targetRef has to run in this namespace."
 
 
 def crd() -> Mapping[str, Any]:
@@ -109,6 +110,12 @@ def _schema() -> dict[str, Any]:
     spec["required"] = ["targetRef"]  # a policy in a file needs no target, an object does
     status = _object("PolicyStatus", definitions(PolicyStatus))
     status["properties"]["conditions"]["items"]["required"] = _REQUIRED
+    pending = ("Unknown", "Pending", _WAITING, "1970-01-01T00:00:00Z")
+    status["default"] = {
+        "conditions": [
+            dict(zip(_REQUIRED, (kind, *pending), strict=True)) for kind in ("Accepted", "Programmed")
+        ]
+    }
     return {
         "title": f"schema {REVISION}",
         "type": "object",
