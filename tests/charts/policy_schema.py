@@ -53,7 +53,9 @@ def _names(struct: str, sections: Mapping[str, Any]) -> dict[str, Any]:
         parts = [schema, *schema.get("anyOf", ())]
         inner = [part["$ref"].rsplit("/", 1)[1] for part in parts if "$ref" in part]
         fields[name] = _names(inner[0], sections) if inner else True
-    return {"type": ["object", "null"], "additionalProperties": False, "properties": fields}
+        if inner and {"type": "null"} in parts:
+            fields[name]["type"] = ["object", "null"]
+    return {"type": "object", "additionalProperties": False, "properties": fields}
 
 
 def written(text: str) -> str:

@@ -76,6 +76,7 @@ TAKEN_BACK: Final[dict[str, tuple[Path, dict[str, Any]]]] = {
             "service": {
                 "type": "LoadBalancer",
                 "externalTrafficPolicy": "Local",
+                "nodePort": 30080,
                 "loadBalancerClass": "example.com/internal",
                 "loadBalancerSourceRanges": ["10.0.0.0/8"],
                 "ipFamilyPolicy": "SingleStack",
@@ -181,7 +182,7 @@ async def test_secrets_that_the_chart_made_outlive_upgrade_and_rollback(
         return [plane.get(f"secret/{name}", *where)["data"] for name in names]
 
     flags = ("--set", "shape=gateway")
-    assert "no metrics server" in plane.helm("install", "gateway", GATEWAY, *where, *flags)
+    assert "no metrics API" in plane.helm("install", "gateway", GATEWAY, *where, *flags)
     made = secrets()
     plane.helm("upgrade", "gateway", GATEWAY, *where, *flags, "--set", "config.log.level=debug")
     assert secrets() == made, "the old pods still know the password"

@@ -84,6 +84,7 @@ def test_pods_say_which_model_they_serve(helm: Helm) -> None:
     assert said(profile={"model": "org/llama"}) == "org/llama"
     assert said(profile={"model": "org/llama", "servedNames": ["llama", "chat"]}) == "llama"
     assert said(podAnnotations={"prefix-gateway.dev/model": "own"}) == "own"
+    assert said(podAnnotations=None, podLabels=None, commonLabels=None, pools=None) == "Qwen/Qwen3-0.6B"
 
 
 @pytest.mark.parametrize("chart", [GATEWAY, MODEL_SERVER], ids=["gateway", "server"])
@@ -218,11 +219,8 @@ def container(made: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_there_is_no_load_job_unless_the_values_ask_for_one(helm: Helm) -> None:
-    assert not [each for each in helm.render(GATEWAY) if each["kind"] == "Job"]
-
-
 def test_job_loads_the_releases_own_service_and_is_never_one_of_its_pods(helm: Helm) -> None:
+    assert "Job" not in kinds(helm.render(GATEWAY))
     objects = helm.render(GATEWAY, {"loadTest": ON})
     made = of_kind(objects, "Job")
     service = of_kind(objects, "Service", "gateway-prefix-gateway")

@@ -54,11 +54,7 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
     assert len(text.splitlines()) < 200
     schema = without_removed(json.loads((chart / "values.schema.json").read_text()))
     values = yaml.safe_load(text)
-    for optional in (
-        "profile",
-        "config",
-        "policy",
-    ):  # docs/reference-*.md describes their fields
+    for optional in ("profile", "config", "policy"):  # docs/reference-*.md describes their fields
         schema["properties"].pop(optional, None)
         values.pop(optional, None)
     del schema["properties"]["enabled"]  # the chart above writes it
@@ -80,6 +76,10 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
         ({"policy": {"rul": "affinity"}}, "'/policy': additional properties 'rul'"),
         ({"policy": {"mode": "DryRun"}}, "/policy/mode"),
         ({"service": {"loadBalancerClass": "internal"}}, "service.type: is ClusterIP"),
+        ({"service": {"nodePort": 30080}}, "service.nodePort: means something with"),
+        ({"sharing": None}, "missing property 'sharing'"),
+        ({"config": {"envoy": None}}, "/config/envoy': got null"),
+        ({"picker": {"extraEnv": [{"name": "A", "value": 5}]}}, "/picker/extraEnv/0/value"),
         (
             {"config": {"endpointsFile": "/e.yaml"}},
             "config.endpointsFile: the chart's pods take endpoints from `pool`",
@@ -160,6 +160,7 @@ def test_the_gateway_refuses_values_and_names_the_field(
         ({"pools": {"h100": {"replicas": 2}}}, "pools.h100: profile.pools has no pool"),
         ({"loraSync": {"enabled": True}}, "loraSync.enabled: needs profile.lora.runtimeUpdates"),
         ({"simulated": {"args": "--num-blocks 4"}}, "/simulated/args"),
+        ({"profile": None}, "missing property 'profile'"),
         (kv_store(ratio=0), "/simulated/kvStore/ratio"),
         (kv_store(claimName="My Claim"), "/simulated/kvStore/claimName"),
         ({"autoscaling": {"enabled": True}}, "autoscaling.metrics: name at least one"),
@@ -257,9 +258,10 @@ def test_helm_test_asks_the_address_that_clients_use(
 def test_long_release_names_stay_within_the_limits_of_kubernetes(helm: Helm) -> None:
     for chart in (GATEWAY, MODEL_SERVER):
         values = {"profile": {"pools": [{"name": "a" * 20}]}} if chart == MODEL_SERVER else {}
-        for each in helm.render(chart, values, release="r" * 53):
+        for each in helm.render(chart, values, release="r." + "r" * 51):
             longest = 253 if each["kind"] in {"CustomResourceDefinition", "ClusterRole"} else 63
             assert len(each["metadata"]["name"]) <= longest
+            assert each["kind"] != "Service" or "." not in each["metadata"]["name"]
 
 
 def test_digests_win_over_tags(helm: Helm) -> None:
@@ -298,9 +300,11 @@ def test_users_and_groups_can_be_left_to_the_cluster_in_every_pod(helm: Helm) ->
 
 def test_vllm_has_a_home_that_any_user_may_write(helm: Helm) -> None:
     unset = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"))
+    sidecar = {"profile": {"lora": {"runtimeUpdates": True}}, "loraSync": {"enabled": True}}
     for given in ({}, {"podSecurityContext": unset}):
-        deployment = of_kind(helm.render(MODEL_SERVER, {"vllm": given}), "Deployment")
+        deployment = of_kind(helm.render(MODEL_SERVER, {"vllm": given, **sidecar}), "Deployment")
         spec = deployment["spec"]["template"]["spec"]
+        assert ("runAsUser" in spec["initContainers"][0]["securityContext"]) == (not given)
         (server,) = spec["containers"]
         variables = {each["name"]: each["value"] for each in server["env"]}
         assert (variables["HOME"], variables["USER"]) == ("/tmp", "vllm")

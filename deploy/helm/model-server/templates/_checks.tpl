@@ -100,7 +100,7 @@ are in values.schema.json.
 {{- end }}
 {{- if .claimName }}
 {{- range $pool := $pools }}
-{{- $own := get $.Values.pools $pool.name | default dict }}
+{{- $own := get ($.Values.pools | default dict) $pool.name | default dict }}
 {{- if gt (int (ternary $own.replicas $.Values.replicas (hasKey $own "replicas"))) 1 }}{{ fail "simulated.kvStore.claimName: only one server can use a store, but there are several replicas; write replicas: 1, or leave claimName out" }}{{ end }}
 {{- end }}
 {{- end }}

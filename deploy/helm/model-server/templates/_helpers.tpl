@@ -49,7 +49,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* Labels of every pod besides the labels of its part: podLabels, and those commonLabels that podLabels do not set. */}}
 {{- define "server.podLabels" -}}
-{{- with merge (deepCopy .Values.podLabels) .Values.commonLabels }}{{ toYaml . }}{{ end }}
+{{- with merge dict (.Values.podLabels | default dict) (.Values.commonLabels | default dict) }}{{ toYaml . }}{{ end }}
 {{- end }}
 
 {{/* The pools of the profile, as a YAML list. If the profile has no pools: one pool without a name. */}}

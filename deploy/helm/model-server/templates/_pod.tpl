@@ -26,7 +26,7 @@ metadata:
     {{- with include "server.podLabels" $root }}{{ . | nindent 4 }}{{ end }}
   annotations:
     kubectl.kubernetes.io/default-container: server
-    {{- if not (hasKey $root.Values.podAnnotations "prefix-gateway.dev/model") }}
+    {{- if not (hasKey ($root.Values.podAnnotations | default dict) "prefix-gateway.dev/model") }}
     # Several releases may use the same pool label. Requests go to the servers that have their model.
     prefix-gateway.dev/model: {{ first ($profile.servedNames | default (list $profile.model)) | quote }}
     {{- end }}
@@ -78,7 +78,14 @@ spec:
         periodSeconds: 10
         timeoutSeconds: 3
       securityContext:
-        {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, runAsNonRoot: true, runAsUser: 65532, capabilities: {drop: [ALL]}}
+        {{- /* As the pod's user is left to the cluster (OpenShift), so is this one. */}}
+        {{- if not (kindIs "invalid" (dig "runAsUser" nil ($engine.podSecurityContext | default dict))) }}
+        runAsUser: 65532
+        {{- end }}
+        runAsNonRoot: true
+        allowPrivilegeEscalation: false
+        readOnlyRootFilesystem: true
+        capabilities: {drop: [ALL]}
       resources: {{- toYaml $root.Values.loraSync.resources | nindent 8 }}
       volumeMounts:
         - {name: adapters-list, mountPath: /etc/model-server/adapters, readOnly: true}

@@ -36,7 +36,7 @@ Use: dict "root" $ "apiVersion" V "kind" K "name" NAME "scaled" BOOL "fixed" NUM
 {{- define "server.count" -}}
 {{- $root := index . 0 }}
 {{- $pool := index . 1 }}
-{{- $own := get $root.Values.pools $pool.name | default dict }}
+{{- $own := get ($root.Values.pools | default dict) $pool.name | default dict }}
 {{- $fixed := ternary $own.replicas $root.Values.replicas (hasKey $own "replicas") }}
 {{- $scaling := dig "autoscaling" dict $own }}
 {{- $least := ternary $scaling.minReplicas $root.Values.autoscaling.minReplicas (hasKey $scaling "minReplicas") }}

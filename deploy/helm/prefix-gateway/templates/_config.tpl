@@ -54,7 +54,7 @@ The picker's configuration: the fields that this chart computes, overridden by `
 {{- $_ := set $tls "clientCaFile" "/etc/prefix-gateway/tls/ca.crt" }}
 {{- end }}
 {{- $listen := dict "address" (printf "%s:%s" $bind (include "gateway.extProcPort" .)) "tls" $tls }}
-{{- if eq (dig "listen" "transport" "http2" .Values.config) "http2" }}
+{{- if eq (dig "listen" "transport" "http2" (.Values.config | default dict)) "http2" }}
 {{- $_ := set $listen "healthAddress" (printf "%s:9003" $bind) }}
 {{- end }}
 {{- $_ := set $base "listen" $listen }}
@@ -84,7 +84,7 @@ The picker's configuration: the fields that this chart computes, overridden by `
 {{- if .Values.tracing.enabled }}
 {{- $_ := set $base "tracing" true }}
 {{- end }}
-{{- toYaml (mergeOverwrite $base (deepCopy .Values.config)) }}
+{{- toYaml (mergeOverwrite $base (deepCopy (.Values.config | default dict))) }}
 {{- end }}
 
 {{- define "gateway.policy" -}}

@@ -2,15 +2,11 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* The name of all objects. It leaves room for the longest suffix, `-valkey`. */}}
+{{/* The name of all objects. It leaves room for the longest suffix, `-valkey`. Names of Services have no dots. */}}
 {{- define "gateway.fullname" -}}
-{{- if .Values.fullnameOverride }}
-{{- .Values.fullnameOverride | trunc 48 | trimSuffix "-" }}
-{{- else if contains (include "gateway.name" .) .Release.Name }}
-{{- .Release.Name | trunc 48 | trimSuffix "-" }}
-{{- else }}
-{{- printf "%s-%s" .Release.Name (include "gateway.name" .) | trunc 48 | trimSuffix "-" }}
-{{- end }}
+{{- $name := printf "%s-%s" .Release.Name (include "gateway.name" .) }}
+{{- if contains (include "gateway.name" .) .Release.Name }}{{ $name = .Release.Name }}{{ end }}
+{{- .Values.fullnameOverride | default $name | replace "." "-" | trunc 48 | trimSuffix "-" }}
 {{- end }}
 
 {{- define "gateway.selectorLabels" -}}
@@ -51,7 +47,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* Labels of every pod besides the labels of its part: podLabels, and those commonLabels that podLabels do not set. */}}
 {{- define "gateway.podLabels" -}}
-{{- with merge (deepCopy .Values.podLabels) .Values.commonLabels }}{{ toYaml . }}{{ end }}
+{{- with merge dict (.Values.podLabels | default dict) (.Values.commonLabels | default dict) }}{{ toYaml . }}{{ end }}
 {{- end }}
 
 {{- define "gateway.serviceAccountName" -}}
@@ -180,7 +176,7 @@ rbac.aggregate: the ClusterRoles are of the cluster and of no release; remove it
 
 {{/* Refuses values that a schema cannot refuse. */}}
 {{- define "gateway.check" -}}
-{{- $config := .Values.config }}
+{{- $config := .Values.config | default dict }}
 {{- range $path, $instead := include "gateway.removed" . | fromYaml }}
 {{- $at := $.Values }}
 {{- range splitList "." $path }}{{ $at = ternary (get (default dict $at) .) nil (and (kindIs "map" $at) (hasKey (default dict $at) .)) }}{{ end }}
@@ -262,6 +258,9 @@ rbac.aggregate: the ClusterRoles are of the cluster and of no release; remove it
 {{- end }}
 {{- if and .Values.valkey.existingSecret (not (include "gateway.valkeyBundled" .)) }}
 {{- fail "valkey.existingSecret: holds the password of the bundled Valkey, but Valkey is off; for sharing.url set sharing.existingSecret" }}
+{{- end }}
+{{- if and (eq .Values.service.type "ClusterIP") .Values.service.nodePort }}
+{{- fail "service.nodePort: means something with service.type NodePort and LoadBalancer only" }}
 {{- end }}
 {{- if and (ne .Values.service.type "LoadBalancer") (or .Values.service.loadBalancerClass .Values.service.loadBalancerSourceRanges) }}
 {{- fail (printf "service.type: is %s, and service.loadBalancerClass and loadBalancerSourceRanges mean something with LoadBalancer only" .Values.service.type) }}

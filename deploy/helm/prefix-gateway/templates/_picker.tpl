@@ -23,7 +23,7 @@
     - {name: grpc, containerPort: {{ include "gateway.extProcPort" . }}}
     - {name: grpc-health, containerPort: 9003}
     {{- end }}
-    {{- range $n := until (int (dig "workers" 1 .Values.config)) }}
+    {{- range $n := until (int (dig "workers" 1 (.Values.config | default dict))) }}
     - {name: {{ include "gateway.metricsPortName" $n }}, containerPort: {{ add 9090 $n }}}
     {{- end }}
   startupProbe:

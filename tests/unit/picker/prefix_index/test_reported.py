@@ -18,8 +18,6 @@ from epp.picker.prefix_index.reported import (
 from epp.picker.prefix_index.table import PrefixTable
 from tests.unit.picker.prefix_index.tables import A, B, chain, new_table
 
-SHARES = (1.0, 0.5, 0.25)
-
 
 def report(table: PrefixTable, *reports: KvReport) -> dict[str, int]:
     counts = {"credited": 0, "forgotten": 0}

@@ -24,7 +24,6 @@ from tests.unit.sources.kvevents.routed import (
 
 NUMBERS = [1e-310] * 10_000
 """A decoder takes 4 us a byte for these, and nothing else runs at that time."""
-THINKS_FIRST = "{% if thinking %}think hard {% endif %}{% for d in documents or [] %}{{ d.text }}{% endfor %}"
 
 
 def blocks_at(
