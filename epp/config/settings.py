@@ -336,7 +336,7 @@ def load_config(path: Path) -> Config:
         config: Config = decode(text, kind=Config | None, prepare=prepare) or Config()
         config.validate()
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
+        raise ConfigError(f"{path}: {error.strerror}; correct the path") from error
     except (ValueError, ConfigError) as error:
         raise ConfigError(f"{path}: {in_words(error, of=Config, text=text)}") from error
     return config

@@ -45,9 +45,16 @@ _WRITE: Final = (
     ),
     (re.compile(r"Expected `bool\b.*, got `str`"), "write true or false, without quotes"),
     (re.compile(r"Expected `str\b.*, got `(int|float|bool)`"), "put the value in quotes"),
-    (re.compile(r"Expected `array\b.*, got "), "write a list, such as [a, b]"),
 )
 """The advice for a value of another type."""
+_NOT_YAML: Final = {
+    "cannot start any token": "indent with spaces, not tabs, and put text that begins with a sign in quotes",
+    "mapping values": "indent the fields of one mapping equally, and put text that holds `: ` in quotes",
+    "another document": "remove the line `---`",
+    "quoted scalar": "close the quotation mark",
+    "flow": "close the bracket, and put a comma between values",
+}
+"""What to write, by a part of what PyYAML says."""
 _REMOVED: Final = {
     "runningRequestTokens": "a request in flight no longer has a price of its own",
     "maxChunks": "exact mode follows 100,000 chunks",
@@ -153,8 +160,7 @@ def in_words(error: Exception, *, of: type[msgspec.Struct], text: str | bytes = 
         return f"is empty; it needs at least {', '.join(_fields(inspect.type_info(of), required=True))}"
     if mark := _MARK.search(words):
         what = " ".join(_MARK.sub(",", words).split()).replace(",,", ",").rstrip(",")
-        start = "; indent with spaces, not tabs, and put text that begins with a sign in quotes"
-        advice = start if "cannot start any token" in what else ""
+        advice = next((f"; {write}" for part, write in _NOT_YAML.items() if part in what), "")
         return f"line {mark[1]}, column {mark[2]}: not YAML: {what}{advice}"
     if at := _AT.search(words):
         path = at["path"].lstrip(".")
@@ -215,6 +221,10 @@ def _instead(words: str, *, of: type[msgspec.Struct]) -> str:
     if words.startswith("Object missing"):
         needed = _fields(node, required=True)
         return f"; it needs {', '.join(needed)}" if len(needed) > 1 else ""
+    if words.startswith("Expected `array"):
+        entry = _fields(_struct_or_collection(getattr(node, "item_type", node)), required=True)
+        shown = "- {" + ": ..., ".join(entry) + ": ...}" if entry else "[a, b]"
+        return f"; write a list, such as {shown}"
     if words.startswith("Expected `object"):
         dash = ", without a dash before them" if "got `array`" in words else ""
         return f"; write its fields{dash}: {', '.join(_fields(node))}"

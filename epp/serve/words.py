@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,18 +33,15 @@ class WordsParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         for word in args or ():
-            is_option = word.startswith("--") and word != "--"
+            is_option = re.match(r"--?[a-zA-Z]", word) is not None
             if not is_option and not self.commands:
                 continue
             name = word.partition("=")[0]
             known = self._option_string_actions if is_option else self.commands
             if not any(each.startswith(name) if is_option else each == name for each in known):
                 meant = difflib.get_close_matches(name, known, n=1)
-                what = (
-                    f"did you mean {meant[0]}?"
-                    if meant
-                    else f"there are {', '.join({**self.commands, **known})}"
-                )
+                all_words = ", ".join({**self.commands, **known})
+                what = f"did you mean {meant[0]}?" if meant else f"there are {all_words}"
                 self.error(f"there is no {'option' if is_option else 'command'} {name}; {what}")
             if not is_option:
                 break

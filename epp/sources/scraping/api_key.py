@@ -41,7 +41,7 @@ class ApiKey:
             with Path(self._path).open("rb") as file:
                 key = file.read(_MOST_KEY_BYTES + 1).strip()
         except OSError as error:
-            return "", f"{self._path}: {error.strerror}"
+            return "", f"{self._path}: {error.strerror}; correct the path"
         if len(key) > _MOST_KEY_BYTES or not _KEY.fullmatch(key):
             return "", f"{self._path}: the file has to hold one key of printable ASCII, and nothing else"
         return key.decode(), ""

@@ -59,6 +59,8 @@ MISTAKES = [
         "- endpointsFile: e.yaml",
         "expected a mapping, found a list; write its fields, without a dash before them: ",
     ),
+    ("config.yaml", in_config("---\nworkers: 2"), "found another document; remove the line `---`"),
+    ("config.yaml", in_config(" workers: 2"), "; indent the fields of one mapping equally, "),
     ("config.yaml", "", "endpointsFile: is missing; name the file that lists the model servers"),
     ("config.yaml", "endpointsFile: away.yaml", "away.yaml: No such file or directory; correct the path"),
     ("config.yaml", in_config("dialect: isto"), "line 3: dialect: found 'isto'; values are agentgateway, "),
@@ -70,7 +72,7 @@ MISTAKES = [
     (
         "e.yaml",
         "endpoints: {name: a, address: x}",
-        "line 1: endpoints: expected a list, found a mapping; write a list, such as",
+        "line 1: endpoints: expected a list, found a mapping; write a list, such as - {name: ..., ",
     ),
     (
         "e.yaml",
@@ -124,6 +126,7 @@ def test_a_mistake_in_a_file_says_where_and_what_to_write(
         ("chek --config x", "there is no command chek; did you mean check?"),
         ("check --confg x", "there is no option --confg; did you mean --config?"),
         ("check --config=x --verbos2", "there is no option --verbos2; did you mean --verbose?"),
+        ("check -c x", "there is no option -c; there are -h, --help, --config"),
         ("check", "the following arguments are required: --config"),
         ("up --sever a", "there is no option --sever; did you mean --server?"),
         ("up --server a --port high", "argument --port: high: write PORT or IP:PORT"),
