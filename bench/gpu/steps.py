@@ -43,7 +43,9 @@ class Step:
 
 
 def on_gpu(device: str) -> list[Step]:
-    """Return the steps for one data-centre GPU. Without the last one they take at most 450 s."""
+    """Return the steps for one data-centre GPU. Without the last two, which need vLLM, they take at most 450
+    s.
+    """
     large = ("--shape", "8b", "--device", device)
     small = ("--shape", "gpt2", "--device", device)
     cell = ("--ratios", "0.25", "--tiers", "5+10", "--prefix-tokens", "512")
@@ -55,22 +57,15 @@ def on_gpu(device: str) -> list[Step]:
         _engine("003-5, GPT-2's size", "003-5", arguments=small, repeats=2, planned_s=55, timeout_s=150),
         _engine("001-7, 8B", "001-7", arguments=large, planned_s=160, timeout_s=400),
         _tiers("OPT-30B", ("--shape", "opt-30b", *opt), planned_s=110, timeout_s=400, missing=_no_patterns()),
-        _gateway(device="cuda", seconds=25, planned_s=130, timeout_s=300),
+        _gateway("talks", device="cuda", seconds=25, planned_s=220, timeout_s=400),
+        _gateway("llm-d", device="cuda", seconds=40, planned_s=220, timeout_s=400),
     ]
 
 
 def preparation() -> list[str]:
     """Return the command that records the patterns which the tiers' step needs. It takes SmolLM2."""
-    return [
-        "tests.environments",
-        "engine",
-        "run",
-        "bench.tiers",
-        "--carry",
-        "--prefix-tokens",
-        "512",
-        *RECORDED,
-    ]
+    words = "tests.environments engine run bench.tiers --carry --prefix-tokens 512"
+    return [*words.split(), *RECORDED]
 
 
 def lacking_packages() -> list[str]:
@@ -94,7 +89,8 @@ def tiny() -> list[Step]:
     lacking = "" if engine_env.locate().ready else "torch is not installed: run `make engine-env`"
     return [
         *(replace(step, engine_environment=True, missing=lacking) for step in found),
-        _gateway(device="cpu", seconds=3, planned_s=120, timeout_s=600),
+        _gateway("talks", device="cpu", seconds=3, planned_s=120, timeout_s=600),
+        _gateway("llm-d", device="cpu", seconds=3, planned_s=60, timeout_s=600),
     ]
 
 
@@ -121,15 +117,17 @@ def _no_patterns() -> str:
     )
 
 
-def _gateway(*, device: str, seconds: float, planned_s: float, timeout_s: float) -> Step:
-    """Return the step with two real vLLM servers behind the gateway."""
-    arguments = ("--device", device, "--seconds", str(seconds))
-    name = "two vLLM servers behind the gateway"
-    return Step(name, "", _GATEWAY, arguments, planned_s, timeout_s, missing=_lacking(device))
+def _gateway(load: str, *, device: str, seconds: float, planned_s: float, timeout_s: float) -> Step:
+    """Return a step with real vLLM servers behind the gateway."""
+    arguments = ("--load", load, "--device", device, "--seconds", str(seconds))
+    name = {"talks": "two vLLM servers behind the gateway", "llm-d": "llm-d's baseline, one vLLM server"}[
+        load
+    ]
+    return Step(name, "", _GATEWAY, arguments, planned_s, timeout_s, missing=_lacking(load, device))
 
 
-def _lacking(device: str) -> str:
-    """Return the reason why the gateway's step cannot run under this Python. It is empty if the step can
+def _lacking(load: str, device: str) -> str:
+    """Return the reason why a gateway's step cannot run under this Python. It is empty if the step can
     run.
     """
     envoy = Path(sysconfig.get_path("scripts")) / "envoy"
@@ -139,4 +137,12 @@ def _lacking(device: str) -> str:
         return f"vLLM for the CPU is not built: {environment.BUILD_COMMAND}"
     if device != "cpu" and importlib.util.find_spec("vllm") is None:
         return "vLLM with CUDA is not installed in this Python"
+    if device != "cpu" and load == "llm-d" and _gpu_bytes(device) < 120e9:
+        return "weights and cache of Qwen3-32B's shape take 115 GB of the GPU"
     return ""
+
+
+def _gpu_bytes(device: str) -> int:
+    import torch  # noqa: PLC0415 - not every Python that runs the tiny steps has it
+
+    return int(torch.cuda.get_device_properties(device).total_memory)

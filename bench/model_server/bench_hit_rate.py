@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from bench.model_server.report_workload import (
     NUM_REQUESTS,
-    PROMPT_TOKENS,
     expected_rate,
     linear_fit,
     mixed_trace,
@@ -35,17 +34,6 @@ REPORTED_PROMPTS = {
 POOLS = (400, 600, 800, 1200, 1600, 2400)
 
 
-def figure_1(answer_tokens: tuple[int, int] = ANSWER_TOKENS) -> list[tuple[float, float, float]]:
-    """Return (p, share of prompts found, share of prompt tokens found) for p from 0.1 to 1."""
-    points = []
-    for tenth in range(1, 11):
-        found = run(
-            prompts(tenth / 10, seed=tenth), num_blocks=PLENTY, options=REPORT, answer_tokens=answer_tokens
-        )
-        points.append((tenth / 10, found.prompt_rate, found.token_rate))
-    return points
-
-
 @dataclass(frozen=True, slots=True)
 class Curve:
     """The results of one bound K: for each p, the share of prompts found and the expected share."""
@@ -54,8 +42,9 @@ class Curve:
     points: list[tuple[float, float, float]]
 
     @property
-    def r_squared(self) -> float:
-        return linear_fit([(p, rate) for p, rate, _ in self.points])[2]
+    def line(self) -> tuple[float, float, float]:
+        """Return slope, intercept and R squared."""
+        return linear_fit([(p, rate) for p, rate, _ in self.points])
 
 
 def family(
@@ -107,11 +96,6 @@ def identical_prompts(
         "prompts found": found.prompt_rate,
         "prompt tokens found, of all tokens": found.whole_sequence_rate,
         "expected share of found tokens": (NUM_REQUESTS - 1) / NUM_REQUESTS * prompt_tokens / total,
-        "prompt tokens not computed, of all tokens": found.whole_sequence_hit_rate,
-        "expected share of tokens not computed": (NUM_REQUESTS - 1)
-        / NUM_REQUESTS
-        * (prompt_tokens - 1)
-        / total,
     }
 
 
@@ -136,15 +120,6 @@ def policies_on_one_trace(
 
 
 def main() -> None:
-    points = figure_1()
-    slope, intercept, r_squared = linear_fit([(p, rate) for p, rate, _ in points])
-    show(
-        f"000-5: {NUM_REQUESTS} requests of {PROMPT_TOKENS} tokens, hit rate against p",
-        ("p", "prompts found", "prompt tokens found"),
-        points,
-    )
-    print(f"\n000-5: rate = {slope:.3f} p {intercept:+.3f}, R squared {r_squared:.4f}")
-
     identical = identical_prompts()
     show(
         "000-6: one prompt of 6 tokens, sent 1,000 times, 64 answered tokens",
@@ -159,10 +134,11 @@ def main() -> None:
     )
 
     curves = family()
+    slope, intercept, _ = curves[-1].line
     show(
-        "000-5: share of prompts found by K, and the expected share",
+        f"000-5: prompts found by K, and the expected share; the last is {slope:.3f} p {intercept:+.3f}",
         ("K", *(f"p={p}" for p, _, _ in curves[0].points), "R squared"),
-        [[c.bound, *(f"{r:.3f} ({e:.3f})" for _, r, e in c.points), c.r_squared] for c in curves],
+        [[c.bound, *(f"{r:.3f} ({e:.3f})" for _, r, e in c.points), c.line[2]] for c in curves],
     )
 
     policies = policies_on_one_trace()

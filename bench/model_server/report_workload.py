@@ -51,10 +51,6 @@ class Found:
     def whole_sequence_rate(self) -> float:
         return self.covered_tokens / self.all_tokens
 
-    @property
-    def whole_sequence_hit_rate(self) -> float:
-        return self.hit_tokens / self.all_tokens
-
 
 def prompts(p: float, *, seed: int, num_requests: int = NUM_REQUESTS) -> Iterator[list[int]]:
     """Yield the prompts of the report's generator. With probability p a prompt is one of a few frequent

@@ -103,19 +103,23 @@ def no_sharing(rng: random.Random, count: int) -> list[Timed]:
     ]
 
 
-def shared_system_prompts(rng: random.Random, count: int, *, groups: int = 150) -> list[Timed]:
+def shared_system_prompts(
+    rng: random.Random, count: int, *, groups: int = 150, scale: float = 1.0
+) -> list[Timed]:
     """Return requests of 150 groups. Each group has a system prompt of 6,000 tokens and five questions of
-    1,200 tokens. Answers have 1,000 tokens.
+    1,200 tokens. Answers have 1,000 tokens. `scale` multiplies the lengths.
     """
     made = []
     for n in range(count):
         group, question = rng.randrange(groups), rng.randrange(5)
-        shared = (Segment(SYSTEM_IDS + group, 6000),)
-        own = Segment(SYSTEM_IDS + 1000 + group * 5 + question, 1200)
+        shared = (Segment(SYSTEM_IDS + group, round(scale * 6000)),)
+        own = Segment(SYSTEM_IDS + 1000 + group * 5 + question, round(scale * 1200))
         request = SimRequest(
             request_id=n,
             segments=(*shared, own),
-            answer=Segment(own_id(n) + 1, length(rng, mean=1000, sigma=0.2, least=300, most=2000)),
+            answer=Segment(
+                own_id(n) + 1, round(scale * length(rng, mean=1000, sigma=0.2, least=300, most=2000))
+            ),
         )
         made.append(Timed(rng.expovariate(1), request))
     return made

@@ -4,8 +4,7 @@ For each sample a prefix is computed exactly. Then the tokens after it are compu
 prefix, and once with each choice of its tokens. The comparison with the exact run has three measures: the
 same next token, KL divergence, and negative log-likelihood of the text itself. `few chunks`, the server's
 default, chooses after eight other requests, which continued with later passages, have decided how tokens are
-packed (row 002-3). `not packed` chooses from a prefix that was never used before. The other choices do not
-consider chunks.
+packed (row 002-3). The other choices do not consider chunks.
 
 `python -m tests.environments engine run bench.tiers.bench_accuracy`
 """
@@ -38,10 +37,9 @@ from model_server.weights.known import SMOLLM2, find
 _NUM_SINKS = 4
 EVERYTHING = "everything"
 _OTHERS, _CHUNK_TOKENS = 8, 16
-PROBE, FEW, UNPACKED, UNION, ORACLE, SINKS, RANDOM = (
+PROBE, FEW, UNION, ORACLE, SINKS, RANDOM = (
     "probe, 3 heads",
     "probe, few chunks",
-    "few, not packed",
     "probe + window",
     "oracle, all heads",
     "sinks + recent",
@@ -112,11 +110,8 @@ def choosers(
     def few_chunks(seen: Seen) -> Choice:
         return by_probe(replace(seen, chunks=packed[seen.layer]))
 
-    def not_packed(seen: Seen) -> Choice:
-        return by_probe(replace(seen, chunks=torch.arange(seen.num_prefix_tokens) // _CHUNK_TOKENS))
-
     by_probe = partial(probe, settings=settings, group=group)
-    few = {FEW: few_chunks, UNPACKED: not_packed} if packed else {}
+    few = {FEW: few_chunks} if packed else {}
     return {PROBE: by_probe, **few, UNION: union, ORACLE: oracle, SINKS: sinks, RANDOM: at_random}
 
 

@@ -69,9 +69,8 @@ FEW_CHUNKS = System(
     chunk_share=CHUNK_SHARE,
 )
 """The system with the choice that our servers make."""
-FEW_LFU = System(name="+ few chunks, LFU", looks="probe", packed=True, chunk_share=CHUNK_SHARE)
 SYSTEMS = (RECOMPUTE, EVERYTHING, TOP_K, PROBED, PACKED, OURS, FEW_CHUNKS, WINDOW)
-COUNTED = (*SYSTEMS[1:], FEW_LFU)
+COUNTED = SYSTEMS[1:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,17 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
+        "head_dim": 128,
         "vocab_size": 128256,
+    },
+    "32b": {
+        "hidden_size": 5120,
+        "intermediate_size": 25600,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
     },
     "gpt2": {
         "hidden_size": 768,
@@ -33,7 +43,7 @@ SHAPES: dict[str, dict[str, int]] = {
         "vocab_size": 512,
     },
 }
-"""The shape of Llama with 8 billion parameters, a shape of GPT-2's size, and a shape for tests."""
+"""The shapes of Llama with 8 billion parameters and of Qwen3-32B, one of GPT-2's size, and one for tests."""
 
 
 _LENGTHS = """

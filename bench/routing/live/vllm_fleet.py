@@ -25,7 +25,7 @@ import msgspec
 from bench.load.sse import Answer, read_answer
 from bench.routing.live.generator import completion
 from bench.routing.live.words import prompt_of
-from bench.routing.workloads import SYSTEM_IDS, ClosedLoop, Turn, length
+from bench.routing.workloads import SYSTEM_IDS, ClosedLoop, OpenLoop, Turn, length, shared_system_prompts
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
 from model_server.sim.engine import EngineShape
@@ -53,9 +53,11 @@ class Setting:
     longest_tokens: int = 2048
     users: int = 10
     scale: float = 1.0
-    """The factor for the lengths of the conversations."""
+    """The factor for the lengths of prompts and answers."""
     hurry: float = 1.0
     """Users think for a time that is divided by this number."""
+    groups_per_s: float = 0.0
+    """If not 0, so many requests a second of 19 groups with a shared prompt come instead of conversations."""
     probe_tokens: int = 400
     in_turn: bool = False
     """True if a server starts only when the one before is ready. Servers that start on one GPU at the same
@@ -70,8 +72,11 @@ class Setting:
     def cache_tokens(self) -> int:
         return self.cache_blocks * BLOCK_TOKENS
 
-    def workload(self, *, seed: int, seconds: float) -> ClosedLoop:
+    def workload(self, *, seed: int, seconds: float) -> ClosedLoop | OpenLoop:
         """Return the workload. The same arguments always give the same workload."""
+        if rate := self.groups_per_s:
+            rng, count = random.Random(f"groups {seed}"), round(rate * seconds)
+            return OpenLoop(shared_system_prompts(rng, count, groups=19, scale=self.scale), rate_per_s=rate)
         talking = talks(random.Random(f"talks {seed}"), scale=self.scale)
         return ClosedLoop(talking, users=self.users, until_s=seconds, ramp_s=seconds / 6, speed=self.hurry)
 

@@ -138,7 +138,7 @@ def machine(runs: Sequence[VllmRun]) -> str:
         [
             f"- {len(runs)} runs; failed requests: {failed}; delay of sending, p99 of the worst run: {late:.0f} ms",
             (
-                f"- a prompt of 400 tokens: {_span(alone)} tokens/s while the other servers rest, {_span(together)} while all compute; "
+                f"- a new prompt: {_span(alone)} tokens/s while the other servers rest, {_span(together)} while all compute; "
                 f"a decode step then {1000 * fmean(r.speed.step_s for r in runs):.0f} ms"
             ),
         ]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.gpu import gateway
 from bench.routing.bench import (
     Result,
     Run,
@@ -222,3 +223,8 @@ def test_the_pickers_table_has_the_capacity_of_each_server() -> None:
         mirror = next(n for n in table.mirrors if n == name)
         capacity_bytes = engine.shape.capacity_tokens * 4
         assert table.mirrors[mirror].capacity_bytes == pytest.approx(capacity_bytes, rel=0.05)
+
+
+def test_vllm_servers_that_share_a_gpu_find_their_share_of_it_free() -> None:
+    flags = gateway.TALKS.arguments
+    assert gateway.TALKS.servers * float(flags[flags.index("--gpu-memory-utilization") + 1]) < 1
