@@ -19,33 +19,31 @@ from model_server.tiers.settings import EVERY_CHUNK, SelectionSettings
 
 
 def test_002_3_on_a_real_model_chunk_reads_halve_at_a_quarter_kept() -> None:
-    """Half of a prefix's requests decide the order, and the others read. One run has the defaults, and one
-    run has only the document's rule.
+    """Half of a prefix's requests decide the order, and the others read, by the document's rule and by the
+    default.
     """
     recorded = record(
         Recipe(prefix_tokens=256, prefixes=1, requests=12),
         progress=lambda _: None,
     )
-    heads = recorded.heads[0].float()
-    every = range(recorded.num_layers)
-    before = after = few = 0
-    for layer in every:
+    heads, settings = recorded.heads[0].float(), SelectionSettings(ratio=0.25)
+    before = after = few = whole = 0
+    for layer in range(recorded.num_layers):
         learned = heads[:6, layer].mean((0, 1))
         packed = torch.tensor(TokenOrder.by_importance(learned.tolist()).slots) // 16
         for request in heads[6:, layer]:
-            settings = SelectionSettings(ratio=0.25)
-            by_few, tokens = (
-                torch.arange(256) if choice.tokens is None else choice.tokens
-                for choice in (
-                    choose(request, settings=settings, chunks=packed),
-                    choose(request, settings=replace(settings, chunk_share=EVERY_CHUNK), chunks=packed),
-                )
+            by_few, by_rule = (
+                choose(request, settings=replace(settings, chunk_share=share), chunks=packed).tokens
+                for share in (settings.chunk_share, EVERY_CHUNK)
             )
-            before += len((tokens // 16).unique())
-            after += len(packed[tokens].unique())
+            if by_few is None or by_rule is None:
+                whole += 256 // 16  # the heads disagree, so the layer reads everything
+                continue
+            before += len((by_rule // 16).unique())
+            after += len(packed[by_rule].unique())
             few += len(packed[by_few].unique())
-    assert before >= 2 * few
-    assert before >= 1.5 * after, "by the document's rule"
+    assert before >= 2 * after, "by the document's rule, where a quarter is kept"
+    assert before + whole >= 2 * (few + whole), "by the default, in all layers"
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.slow
 def test_000_5_the_hit_rate_rises_linearly_with_share_of_frequent_prompts() -> None:
     [curve] = family(bounds=(2000,), answer_tokens=(5, 20))
     points, (slope, _, r_squared) = curve.points, curve.line
-    print(f"\n000-5: {points[0][1]:.3f} at p = 0.1, {points[-1][1]:.3f} at p = 1, R squared {r_squared:.4f}")
     assert r_squared >= 0.98
     assert 0.9 < slope < 1.1
     assert points[-1][1] >= 0.95
@@ -35,8 +34,6 @@ def test_000_5_full_blocks_alone_find_none_of_the_reports_prompts() -> None:
 def test_000_5_a_small_bound_lowers_the_hit_rate_as_predicted() -> None:
     few, plenty = family(bounds=(8, 400), tenths=(1, 4, 7, 10), answer_tokens=(5, 20))
     for curve in (few, plenty):
-        told = ", ".join(f"{rate:.3f} ({expected:.3f})" for _, rate, expected in curve.points)
-        print(f"\n000-5: K = {curve.bound}: {told}, R squared {curve.line[2]:.3f}")
         assert all(abs(rate - expected) < 0.04 for _, rate, expected in curve.points)
     assert few.line[2] < 0.97
     assert plenty.line[2] > 0.99
@@ -44,7 +41,6 @@ def test_000_5_a_small_bound_lowers_the_hit_rate_as_predicted() -> None:
 
 def test_000_6_a_repeated_prompt_is_found_whole_and_covers_expected_share() -> None:
     rates = identical_prompts()
-    print("\n000-6: " + ", ".join(f"{name} {rate:.4f}" for name, rate in rates.items()))
     assert rates["prompts found"] >= 0.99
     assert abs(rates["prompt tokens found, of all tokens"] - rates["expected share of found tokens"]) < 0.01
 
@@ -68,7 +64,6 @@ def test_000_3_a_larger_pool_of_unused_blocks_never_finds_less() -> None:
 
 def test_000_8_lfu_keeps_lasting_favourites_and_ageing_the_changing_ones() -> None:
     [[_, lru, last_touch, lfu, ageing]] = policies_on_one_trace(num_requests=1000, pools=(400,))
-    print(f"\n000-8: prefill tokens saved: {lru:.3f}, {last_touch:.3f}, {lfu:.3f}, {ageing:.3f}")
     assert lru < ageing < lfu, "of lasting favourites ageing forgets some"
     assert abs(lru - last_touch) < 0.01  # the orders differ only for ends in the same step
     assert lfu > lru + 0.05  # a few prompts come often and many come once, which is where counting uses helps
