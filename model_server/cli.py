@@ -20,7 +20,7 @@ from model_server.runners.hf.errors import ModelError
 from model_server.server.errors import ApiError
 from model_server.server.serve import serve
 from model_server.tiers.errors import StoreError
-from model_server.weights.errors import WeightsError
+from model_server.weights.cache import WeightsError
 from model_server.weights.known import find
 
 if TYPE_CHECKING:

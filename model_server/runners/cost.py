@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 from model_server.core.engine import StepResult
-from model_server.core.request import Adapter, Request, TokenId
+from model_server.core.request import Request, TokenId
 from model_server.core.scheduler import StepPlan
 
 
@@ -62,15 +62,17 @@ class CostModel:
         middle = start + num_tokens / 2
         return num_tokens / self.prefill_tokens_per_s * (1 + middle / self.context_knee_tokens)
 
-    def step_s(self, plan: StepPlan) -> float:
-        """Return the time of the whole step without adapter loads, at speed 1."""
+    def step_s(self, chunks: Iterable[tuple[int, int]]) -> float:
+        """Return the time of the whole step without adapter loads, at speed 1. `chunks`: the start and the
+        number of tokens of each.
+        """
         prefill, context, decoding = 0.0, 0, 0
-        for chunk in plan.chunks:
-            if chunk.num_tokens == 1:
+        for start, num_tokens in chunks:
+            if num_tokens == 1:
                 decoding += 1
-                context += chunk.start
+                context += start
             else:
-                prefill += self.prefill_s(start=chunk.start, num_tokens=chunk.num_tokens)
+                prefill += self.prefill_s(start=start, num_tokens=num_tokens)
         if not decoding:
             return max(self.decode_step_s, prefill)
         decode = (
@@ -81,6 +83,21 @@ class CostModel:
         return decode + prefill * (1 + self.interference)
 
 
+class ResidentAdapters(OrderedDict[Hashable, None]):
+    """The adapters used last, at most `most`."""
+
+    def use(self, adapters: Iterable[Hashable], *, most: int) -> int:
+        """Make the adapters resident, but for None and "". Return how many have to be loaded for it."""
+        loaded = 0
+        for adapter in filter(None, adapters):
+            loaded += adapter not in self
+            self[adapter] = None
+            self.move_to_end(adapter)
+        while len(self) > most:
+            self.popitem(last=False)
+        return loaded
+
+
 class CostRunner:
     """Remembers only which adapters are resident."""
 
@@ -88,22 +105,11 @@ class CostRunner:
         self._model = model
         self._max_loras = max_loras
         self._next_token = next_token
-        self._resident: OrderedDict[Adapter, None] = OrderedDict()
+        self._resident = ResidentAdapters()
 
     def execute(self, plan: StepPlan) -> StepResult:
-        load_s = self._load_adapters(plan)
+        model, adapters = self._model, [chunk.request.adapter for chunk in plan.chunks]
+        load_s = self._resident.use(adapters, most=self._max_loras) * model.lora_load_s
         tokens = [self._next_token(chunk.request) if chunk.samples else None for chunk in plan.chunks]
-        return StepResult(tokens, (self._model.step_s(plan) + load_s) / self._model.speed)
-
-    def _load_adapters(self, plan: StepPlan) -> float:
-        loaded = 0
-        for chunk in plan.chunks:
-            adapter = chunk.request.adapter
-            if adapter is None:
-                continue
-            loaded += adapter not in self._resident
-            self._resident[adapter] = None
-            self._resident.move_to_end(adapter)
-        while len(self._resident) > self._max_loras:
-            self._resident.popitem(last=False)
-        return loaded * self._model.lora_load_s
+        step_s = model.step_s((chunk.start, chunk.num_tokens) for chunk in plan.chunks)
+        return StepResult(tokens, (step_s + load_s) / model.speed)

@@ -206,9 +206,7 @@ class Api:
         try:
             headers = {"x-request-id": reply.reply_id}
             if job.stream:
-                return await self._send_stream(
-                    http, job=job, reply=reply, requests=requests, mailbox=mailbox, headers=headers
-                )
+                return await self._send_stream(http, _events(job, reply, requests, mailbox), headers)
             deltas: list[Delta] = []
             while len(deltas) < len(requests):
                 deltas += await mailbox.take()
@@ -217,14 +215,7 @@ class Api:
             self.driver.abort(requests)
 
     async def _send_stream(
-        self,
-        http: web.Request,
-        *,
-        job: Job,
-        reply: Reply,
-        requests: list[Request],
-        mailbox: Mailbox,
-        headers: dict[str, str],
+        self, http: web.Request, pieces: AsyncIterator[bytes], headers: dict[str, str]
     ) -> web.StreamResponse:
         """Send the headers at once, before anything is computed, as vLLM does. Then send events as tokens
         come.
@@ -233,8 +224,8 @@ class Api:
         response = web.StreamResponse(headers={**headers, **stream})
         await response.prepare(http)
         try:
-            async for events in _events(job, reply, requests, mailbox):
-                await response.write(events)
+            async for piece in pieces:
+                await response.write(piece)
         except EngineStoppedError as error:
             await response.write(error_event(error.body()))
         except ConnectionError:

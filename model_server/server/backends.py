@@ -24,7 +24,7 @@ from model_server.text.language import Language
 from model_server.text.standin import StandInLanguage
 from model_server.text.tokenizer import Tokenizer
 from model_server.tiers.settings import KvStoreSettings
-from model_server.weights.errors import WeightsError
+from model_server.weights.cache import WeightsError
 from model_server.weights.known import find
 
 if TYPE_CHECKING:

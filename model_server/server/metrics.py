@@ -20,6 +20,7 @@ from model_server.core.request import FinishReason, Request
 from model_server.core.scheduler import Scheduler, StepPlan
 from model_server.tiers.status import StoreStatus
 
+_COUNT, _GAUGE = CounterMetricFamily, GaugeMetricFamily
 _LABELS = ("engine", "model_name")
 _ENGINE = "0"
 _KEPT_LORA_SETS = 8
@@ -34,33 +35,19 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._values = (_ENGINE, model_name)
         self._wall_clock = wall_clock
-        self._prompt_tokens = self._counter(
-            "prompt_tokens", "Prompt tokens of requests whose prefill has finished"
-        )
-        self._cached_tokens = self._counter(
-            "prompt_tokens_cached", "Prompt tokens that were found in the prefix cache"
-        )
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens whose prefill has finished")
+        self._cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache")
         self._generated = self._counter("generation_tokens", "Tokens generated")
-        self._preemptions = self._counter(
-            "num_preemptions", "Requests sent back to the queue because the blocks ran out"
-        )
+        self._preemptions = self._counter("num_preemptions", "Requests sent back for lack of blocks")
         self._ended = self._by_finish_reason()
-        self._ttft = self._histogram(
-            "time_to_first_token_seconds", "Time from arrival to the first token", _TTFT_S
-        )
-        self._gap = self._histogram(
-            "inter_token_latency_seconds", "Time between two tokens of an answer", _TOKEN_GAP_S
-        )
-        self._e2e = self._histogram(
-            "e2e_request_latency_seconds", "Time from arrival to the last token", _LATENCY_S
-        )
-        self._queue = self._histogram("request_queue_time_seconds", "Time from arrival to admission", _TTFT_S)
+        self._ttft = self._histogram("time_to_first_token_seconds", "Time to the first token", _TTFT_S)
+        self._gap = self._histogram("inter_token_latency_seconds", "Time between two tokens", _TOKEN_GAP_S)
+        self._e2e = self._histogram("e2e_request_latency_seconds", "Time to the last token", _LATENCY_S)
+        self._queue = self._histogram("request_queue_time_seconds", "From arrival to admission", _TTFT_S)
         self._prefill = self._histogram(
             "request_prefill_time_seconds", "Time from admission to the first token", _TTFT_S
         )
-        self._decode = self._histogram(
-            "request_decode_time_seconds", "Time from the first to the last token", _LATENCY_S
-        )
+        self._decode = self._histogram("request_decode_time_seconds", "From first to last token", _LATENCY_S)
         self._computed_size = self._histogram(
             "request_prefill_kv_computed_tokens",
             "Prompt tokens that were computed, without the tokens found in the cache",
@@ -173,18 +160,13 @@ class _Read:
             yield family
 
     def _of_engine(self) -> Sequence[Row]:
-        scheduler, cache, count, gauge = (
-            self._engine.scheduler,
-            self._engine.kv_cache,
-            CounterMetricFamily,
-            GaugeMetricFamily,
-        )
+        scheduler, cache = self._engine.scheduler, self._engine.kv_cache
         return (
-            (gauge, "vllm:num_requests_running", "Requests in the batch", "", {"": len(scheduler.running)}),
-            (gauge, "vllm:num_requests_waiting", "Requests queued", "", {"": len(scheduler.waiting)}),
-            (gauge, "vllm:kv_cache_usage_perc", "Share of the blocks that requests hold, 0 to 1", "", {"": cache.usage}),
-            (count, "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", "", {"": cache.stats.queries_tokens}),
-            (count, "vllm:prefix_cache_hits", "Tokens found in the prefix cache", "", {"": cache.stats.hits_tokens}),
+            (_GAUGE, "vllm:num_requests_running", "Requests in the batch", "", {"": len(scheduler.running)}),
+            (_GAUGE, "vllm:num_requests_waiting", "Requests queued", "", {"": len(scheduler.waiting)}),
+            (_GAUGE, "vllm:kv_cache_usage_perc", "Share of the blocks that requests hold, 0 to 1", "", {"": cache.usage}),
+            (_COUNT, "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", "", {"": cache.stats.queries_tokens}),
+            (_COUNT, "vllm:prefix_cache_hits", "Tokens found in the prefix cache", "", {"": cache.stats.hits_tokens}),
         )  # fmt: skip
 
     def _of_store(self) -> Sequence[Row]:
@@ -193,26 +175,21 @@ class _Read:
         """
         if self._store is None:
             return ()
-        stats, now, count, gauge = (
-            self._engine.kv_cache.stats,
-            self._store(),
-            CounterMetricFamily,
-            GaugeMetricFamily,
-        )
+        stats, now = self._engine.kv_cache.stats, self._store()
         tiering = "vllm:kv_offload_tiering"
         return (
-            (count, "vllm:external_prefix_cache_queries", "Tokens that were looked up in the store, because the blocks did not have them", "", {"": stats.external_queries_tokens}),
-            (count, "vllm:external_prefix_cache_hits", "Tokens that were found in the store", "", {"": stats.external_hits_tokens}),
-            (count, f"{tiering}_promotion_job_failures", "Loads that failed; the prefix was computed", "", {"": now.load_failures}),
-            (count, f"{tiering}_cascade_job_failures", "Writes that failed; the prefix is not stored", "", {"": now.write_failures}),
-            (count, f"{tiering}_backpressure_blocks_dropped", "Blocks that were not stored", "", {"": now.dropped_blocks}),
-            (count, f"{tiering}_chunk_hits", "Chunks that requests needed, by the tier where they were found", "tier", dict(zip(("GPU", "CPU", "STORAGE"), now.found_chunks, strict=True))),
-            (count, f"{tiering}_read_bytes", "Bytes read from disk", "tier", {"STORAGE": now.read_bytes}),
-            (count, f"{tiering}_write_bytes", "Bytes written to disk", "tier", {"STORAGE": now.written_bytes}),
-            (count, "kv_store:loads", "Prefixes that were loaded (exact or selective)", "mode", {"exact": now.exact_loads, "selective": now.selective_loads}),
-            (count, "kv_store:reordered_nodes", "Nodes whose important tokens were packed together", "", {"": now.reordered_nodes}),
-            (gauge, "kv_store:usage_bytes", "Bytes in the folder of the store", "", {"": now.used_bytes}),
-            (gauge, "kv_store:usable", "1 if the store uses its disk, 0 for a while after the disk has failed", "", {"": now.usable}),
+            (_COUNT, "vllm:external_prefix_cache_queries", "Tokens that were looked up in the store, because the blocks did not have them", "", {"": stats.external_queries_tokens}),
+            (_COUNT, "vllm:external_prefix_cache_hits", "Tokens that were found in the store", "", {"": stats.external_hits_tokens}),
+            (_COUNT, f"{tiering}_promotion_job_failures", "Loads that failed; the prefix was computed", "", {"": now.load_failures}),
+            (_COUNT, f"{tiering}_cascade_job_failures", "Writes that failed; the prefix is not stored", "", {"": now.write_failures}),
+            (_COUNT, f"{tiering}_backpressure_blocks_dropped", "Blocks that were not stored", "", {"": now.dropped_blocks}),
+            (_COUNT, f"{tiering}_chunk_hits", "Chunks that requests needed, by the tier where they were found", "tier", dict(zip(("GPU", "CPU", "STORAGE"), now.found_chunks, strict=True))),
+            (_COUNT, f"{tiering}_read_bytes", "Bytes read from disk", "tier", {"STORAGE": now.read_bytes}),
+            (_COUNT, f"{tiering}_write_bytes", "Bytes written to disk", "tier", {"STORAGE": now.written_bytes}),
+            (_COUNT, "kv_store:loads", "Prefixes that were loaded (exact or selective)", "mode", {"exact": now.exact_loads, "selective": now.selective_loads}),
+            (_COUNT, "kv_store:reordered_nodes", "Nodes whose important tokens were packed together", "", {"": now.reordered_nodes}),
+            (_GAUGE, "kv_store:usage_bytes", "Bytes in the folder of the store", "", {"": now.used_bytes}),
+            (_GAUGE, "kv_store:usable", "1 if the store uses its disk, 0 for a while after the disk has failed", "", {"": now.usable}),
         )  # fmt: skip
 
 

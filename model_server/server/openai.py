@@ -175,7 +175,8 @@ class RequestReader:
     """Tokens from this number on are refused, because the model lacks them. None refuses no token."""
 
     def __post_init__(self) -> None:
-        self.prompts = PromptReader(self.language, max_len_tokens=self.max_len_tokens)
+        made_up = self.sampling.made_up
+        self.prompts = PromptReader(self.language, max_len_tokens=self.max_len_tokens, pictures=made_up)
 
     def completion(self, raw: bytes) -> Job:
         body = read_body(raw, CompletionBody)

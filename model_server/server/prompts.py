@@ -8,7 +8,7 @@ that are then thrown away. Caller: the request reader.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -17,6 +17,7 @@ import msgspec
 from model_server.core.request import TokenId
 from model_server.server.errors import ApiError, TooLongError
 from model_server.text.language import ChatMessage, ChatTemplateError, Language, UnknownTokenError
+from model_server.text.pictures import picture_text
 
 MAX_PROMPTS = 256
 MAX_LENGTHS = 16
@@ -35,6 +36,11 @@ escapes.
 _MOST_JSON_MARKS = 8
 """On average over a text, no tokenizer packs more brackets and commas of JSON into one token than this."""
 _CALL_PARTS = ("tool_use", "tool_result")
+_PICTURES = ("image_url", "image", "input_image")
+_MOST_PICTURES = 100
+"""A few bytes of a picture may become 49,152 characters of a prompt."""
+PARTS = frozenset({"text", "input_text", "output_text", *_PICTURES})
+"""The parts of a message that are neither calls nor thoughts."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _LIST_START = re.compile(rb"\[\s*+(.)", re.DOTALL)
 FAULT_PLACE = re.compile(r" - at `\$(\S*)`$")
@@ -46,8 +52,13 @@ _ANY_JSON = msgspec.json.Decoder(float_hook=float)
 Decoded = TypeVar("Decoded")
 
 
-class Part(msgspec.Struct):
-    """A text, or a call or its result as Anthropic's API has them."""
+class _Source(msgspec.Struct):
+    url: str = ""
+    data: str = ""
+
+
+class Part(msgspec.Struct, omit_defaults=True):
+    """A text or a picture, or a call or its result as Anthropic's API has them."""
 
     type: str
     text: str | None = None
@@ -55,6 +66,8 @@ class Part(msgspec.Struct):
     name: str = ""
     input: msgspec.Raw = ABSENT
     content: str | list[Part] | None = None
+    image_url: str | _Source | None = None
+    source: _Source | None = None
 
 
 class Message(msgspec.Struct):
@@ -104,9 +117,10 @@ def option(raw: msgspec.Raw, kind: type[Decoded] | Any, *, param: str) -> Decode
 
 
 class PromptReader:
-    """Reads prompts for one model, with its tokenizer and length."""
+    """Reads prompts for one model, with its tokenizer and length. `pictures`: a made-up model takes them."""
 
-    def __init__(self, language: Language, *, max_len_tokens: int) -> None:
+    def __init__(self, language: Language, *, max_len_tokens: int, pictures: bool) -> None:
+        self._pictures = pictures
         self._language = language
         self._max_len_tokens = max_len_tokens
         self._max_characters = max_len_tokens * language.longest_token_characters
@@ -138,7 +152,7 @@ class PromptReader:
         messages = self._messages(body.messages)
         calls = (message.tool_calls for message in messages)
         raws = [raw for raw in (*calls, body.tools, body.chat_template_kwargs) if given(raw)]
-        contents = [_content(message) for message in messages]
+        contents = self._contents(messages)
         self._check_characters(sum(map(len, contents)) + sum(len(memoryview(raw)) for raw in raws))
         self._check_marks(raws)
         tools = _json(body.tools, list[dict[str, Any]], param="tools")
@@ -174,6 +188,22 @@ class PromptReader:
         if count > self._max_len_tokens:
             self._refuse(f"the conversation's {count} messages, calls and results")
         return found  # type: ignore[no-any-return]  # of the type `kind`
+
+    def _contents(self, messages: Sequence[Message]) -> list[str]:
+        lists = [[Part("text", c)] if isinstance(c := m.content, str) else c or [] for m in messages]
+        if sum(part.type in _PICTURES for parts in lists for part in parts) > _MOST_PICTURES:
+            raise ApiError(f"One request may have at most {_MOST_PICTURES} pictures.", param="messages")
+        return ["".join(map(self._part_text, parts)) for parts in lists]
+
+    def _part_text(self, part: Part) -> str:
+        if part.type in ("thinking", "redacted_thinking"):
+            return ""  # as templates leave out earlier thoughts
+        if part.type in _PICTURES and self._pictures and (sent := part.image_url or part.source):
+            return picture_text(sent if isinstance(sent, str) else sent.url or f";base64,{sent.data}")
+        if part.type not in PARTS or part.type in _PICTURES or part.text is None:
+            kinds = "text parts and pictures" if self._pictures else "text parts"
+            raise ApiError(f"This model takes {kinds} only.", param="messages")
+        return part.text
 
     def _messages(self, raw: msgspec.Raw) -> list[Message]:
         messages: list[Message] = self.turns(raw, list[Message], param="messages")
@@ -255,12 +285,6 @@ class PromptReader:
         )
 
 
-def _content(message: Message) -> str:
-    if isinstance(message.content, list):
-        return "".join(map(_part_text, message.content))
-    return message.content or ""
-
-
 def _apart(message: Message) -> list[Message]:
     """Return the message with its calls beside its text, after a message of its own for each result."""
     parts = message.content if isinstance(message.content, list) else []
@@ -285,14 +309,6 @@ def _apart(message: Message) -> list[Message]:
 def function_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     """Return a call as it stands in `tool_calls` of a chat."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _part_text(part: Part) -> str:
-    if part.type in ("thinking", "redacted_thinking"):
-        return ""  # as templates leave out earlier thoughts
-    if part.type != "text" or part.text is None:
-        raise ApiError("This model takes text parts only.", param="messages")
-    return part.text
 
 
 def _named(body: Conversation) -> dict[str, Any]:

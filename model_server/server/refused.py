@@ -62,7 +62,7 @@ NO_EFFECT = frozenset(
         "ec_transfer_params",  # where caches come from
         "kv_transfer_params",
         "include",  # nothing of what it names is known
-        "media_io_kwargs",  # messages with media are refused
+        "media_io_kwargs",  # of a picture only the size counts
         "metadata",
         "mm_payload",
         "mm_processor_kwargs",

@@ -13,7 +13,7 @@ import msgspec
 from model_server.core.request import FinishReason, Request
 from model_server.server.errors import ApiError
 from model_server.server.front_ends import NEUTRAL, FormatConfig, chat_format, named_event, passed, raw_fields
-from model_server.server.prompts import ABSENT, Part, PromptReader, decoded, function_call, option
+from model_server.server.prompts import ABSENT, PARTS, Part, PromptReader, decoded, function_call, option
 from model_server.server.refused import check
 from model_server.server.replies import Delta, Reply, usage
 
@@ -68,7 +68,7 @@ class Responses:
         self._characters = 0
 
     def keep(self, answer: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-        size = sum(_CHARACTERS_OF_A_MESSAGE + len(str(each)) for each in (answer, *messages))
+        size = sum(_CHARACTERS_OF_A_MESSAGE + len(msgspec.json.encode(each)) for each in (answer, *messages))
         self._kept[answer["id"]] = messages, answer, size
         self._characters += size
         while len(self._kept) > _MOST_RESPONSES or self._characters > _MOST_CHARACTERS:
@@ -227,11 +227,11 @@ def _message_of(item: _Item) -> dict[str, Any]:
         return _called(item.call_id, item.name, item.arguments)
     result = item.type == "function_call_output"
     role, content = ("tool", item.output) if result else (item.role, item.content)
-    parts = [Part("text", content)] if isinstance(content, str) else content or []
-    text = all(part.type in ("text", "input_text", "output_text") for part in parts)
-    if not (role and text and (result or item.type == "message")):
-        raise ApiError("This model takes messages of text, calls and their outputs only.", param="input")
-    return {"role": role, "content": "".join(part.text or "" for part in parts)}
+    known = isinstance(content, str) or all(part.type in PARTS for part in content or ())
+    if not (role and known and (result or item.type == "message")):
+        kinds = "messages of text and pictures, calls and their outputs"
+        raise ApiError(f"This model takes {kinds} only.", param="input")
+    return {"role": role, "content": content}
 
 
 def _called(call_id: str, name: str, arguments: str) -> dict[str, Any]:

@@ -18,12 +18,12 @@ Invariants (`check_integrity`): those of the core's scheduler, and at most one s
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass, field
 
 from model_server.core.block_pool import Block, BlockPool
 from model_server.core.scheduler import SchedulerLimits
-from model_server.runners.cost import CostModel
+from model_server.runners.cost import CostModel, ResidentAdapters
 from model_server.sim.job import Job, Stride
 
 
@@ -66,7 +66,7 @@ class SimEngine:
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
         self._stride: Stride | None = None
-        self._resident: OrderedDict[str, None] = OrderedDict()
+        self._resident = ResidentAdapters()
         self._no_room = False
         """The first request in the queue found too few blocks. Nothing behind it is admitted before a request
         ends.
@@ -193,8 +193,12 @@ class SimEngine:
             assert not self._running, "requests wait and nothing can run"
             self.due_s = math.inf
             return
-        load_s = self._load_adapters(chunks)
-        first_s, growth_s = self._durations(chunks)
+        costs = self.shape.costs
+        loads = self._resident.use((job.adapter for job, _ in chunks), most=self.shape.limits.max_loras)
+        self.counters.adapter_loads += loads
+        load_s = loads * costs.lora_load_s
+        step_s = costs.step_s((job.num_computed, num_tokens) for job, num_tokens in chunks)
+        num_decoding = sum(num_tokens == 1 for _, num_tokens in chunks)
         num_steps = 1
         if not load_s and not preempted and running == len(chunks) == len(self._running):
             num_steps = self._num_stride_steps(chunks)
@@ -202,8 +206,8 @@ class SimEngine:
             chunks=chunks,
             started_s=now,
             num_steps=num_steps,
-            first_s=(first_s + load_s) / self.shape.costs.speed,
-            growth_s=growth_s / self.shape.costs.speed,
+            first_s=(step_s + load_s) / costs.speed,
+            growth_s=costs.decode_per_context_token_s * num_decoding / costs.speed,
             interruptible=not self._no_room and len(self._running) < self.shape.limits.max_num_seqs,
         )
         self.due_s = stride.end_s(num_steps)
@@ -338,38 +342,3 @@ class SimEngine:
         assert job.table is not None
         self.pool.release(job.table)
         job.table = None
-
-    # -- time ------------------------------------------------------------------------------------------------
-
-    def _durations(self, chunks: list[tuple[Job, int]]) -> tuple[float, float]:
-        """Return the time of a step, and how much longer the next step takes if all requests continue
-        decoding. Both are for speed 1 and without adapter loads.
-        """
-        costs = self.shape.costs
-        prefill, context, decoding = 0.0, 0, 0
-        for job, num_tokens in chunks:
-            if num_tokens == 1:
-                decoding += 1
-                context += job.num_computed
-            else:
-                prefill += costs.prefill_s(start=job.num_computed, num_tokens=num_tokens)
-        if not decoding:
-            return max(costs.decode_step_s, prefill), 0.0
-        decode = (
-            costs.decode_step_s
-            + costs.decode_per_request_s * (decoding - 1)
-            + costs.decode_per_context_token_s * context
-        )
-        return decode + prefill * (1 + costs.interference), costs.decode_per_context_token_s * decoding
-
-    def _load_adapters(self, chunks: list[tuple[Job, int]]) -> float:
-        loaded = 0
-        for job, _ in chunks:
-            if job.adapter:
-                loaded += job.adapter not in self._resident
-                self._resident[job.adapter] = None
-                self._resident.move_to_end(job.adapter)
-        while len(self._resident) > self.shape.limits.max_loras:
-            self._resident.popitem(last=False)
-        self.counters.adapter_loads += loaded
-        return loaded * self.shape.costs.lora_load_s

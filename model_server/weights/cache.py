@@ -19,6 +19,10 @@ from pathlib import Path
 _UNFINISHED = ".making-"
 
 
+class WeightsError(Exception):
+    """There is no such model, or it cannot be fetched or converted. The message says what to do."""
+
+
 def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prefix-gateway"
 

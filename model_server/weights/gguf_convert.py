@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.utils import logging
 
-from model_server.weights.errors import WeightsError
+from model_server.weights.cache import WeightsError
 
 
 def convert(gguf: Path, folder: Path) -> None:

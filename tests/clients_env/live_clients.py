@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGP4z8DwHwAFAAH/iZk9HQAAAABJRU5ErkJggg=="
+SOURCE = {"type": "base64", "media_type": "image/png", "data": PIXEL.partition(",")[2]}
 PICTURE = "https://127.0.0.1:1/no.png"
 TOWN = {
     "type": "object",
@@ -27,6 +28,14 @@ TOOL = {"name": "weather", "parameters": TOWN}
 SCHEMA = {"name": "town", "schema": TOWN}
 HELLO = [{"role": "user", "content": "Hello, which town is it?"}]
 Case = Callable[[], Awaitable[None]]
+
+
+def user(part: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [part]}]
+
+
+def picture(url: str) -> list[dict[str, Any]]:
+    return user({"type": "image_url", "image_url": {"url": url}})
 
 
 class Calls:
@@ -49,9 +58,6 @@ class Calls:
             assert answer.choices[0].finish_reason, answer
             assert answer.usage.prompt_tokens > 0
         return answer
-
-    async def chat_with(self, content: Any) -> None:
-        await self.chat(messages=[{"role": "user", "content": content}])
 
     async def stream(self) -> None:
         stream = await self.chat(stream=True, stream_options={"include_usage": True})
@@ -78,7 +84,7 @@ class Calls:
     async def embeddings(self) -> None:
         await self._openai.embeddings.create(model=self._model, input=["Ulm", "Bonn"])
 
-    async def respond(self, text: str, **fields: Any) -> Any:
+    async def respond(self, text: Any, **fields: Any) -> Any:
         return await self._openai.responses.create(
             model=self._model, input=text, max_output_tokens=8, **fields
         )
@@ -166,8 +172,10 @@ def cases(calls: Calls, chain: LangChain, *, words: int) -> Mapping[str, Case]:
         "a tool that must be used": lambda: calls.forced(
             {"type": "function", "function": {"name": "weather"}}
         ),
-        "image by data": lambda: calls.chat_with([{"type": "image_url", "image_url": {"url": PIXEL}}]),
-        "image by URL": lambda: calls.chat_with([{"type": "image_url", "image_url": {"url": PICTURE}}]),
+        "image by data": lambda: calls.chat(messages=picture(PIXEL)),
+        "image by URL": lambda: calls.chat(messages=picture(PICTURE)),
+        "image in a message": lambda: calls.message(messages=user({"type": "image", "source": SOURCE})),
+        "image in a response": lambda: calls.respond(user({"type": "input_image", "image_url": PIXEL})),
         "embeddings": calls.embeddings,
         "responses with state": calls.state,
         "streamed response": calls.streamed_response,
@@ -176,7 +184,7 @@ def cases(calls: Calls, chain: LangChain, *, words: int) -> Mapping[str, Case]:
         "streamed message": calls.streamed_message,
         "wrong model": lambda: calls.chat(model="nobody"),
         "wrong model of messages": lambda: calls.message(model="nobody"),
-        "too long": lambda: calls.chat_with("word " * words),
+        "too long": lambda: calls.chat(messages=user({"type": "text", "text": "word " * words})),
         "left early": calls.leave,
         "messages with a tool's result": calls.tool_loop,
         "twenty at once": calls.twenty,

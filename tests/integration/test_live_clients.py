@@ -31,19 +31,19 @@ REFUSED = {
     "wrong model": "NotFoundError 404",
     "wrong model of messages": "NotFoundError 404",
     "LangChain asks for a wrong model": "OpenAIModelNotFoundError 404",
-    **dict.fromkeys(("too long", "image by data", "image by URL"), "BadRequestError 400"),
+    "too long": "BadRequestError 400",
 }
-"""Both servers take texts only."""
 NOT_BY_VLLM = {
     "a tool that must be used": "BadRequestError 400",
     "LangChain and tools": "OpenAIInvalidRequestError 400",
     "LangChain's tools by responses": "ValueError",
     "LangChain's structured output": "LengthFinishReasonError",
     "messages with a tool's result": "BadRequestError 400",
+    **{f"image {at}": "BadRequestError 400" for at in ("by data", "by URL", "in a message", "in a response")},
     "embeddings": "NotFoundError 404",
     "LangChain's embeddings": "NotFoundError 404",
 }
-"""The tiny model makes no embeddings, ends no object, and is served without a parser of calls."""
+"""The tiny model takes texts, makes no embeddings, ends no object, and has no parser of calls."""
 NOT_BY_US = {"messages with thinking": "BadRequestError 400"}
 ANSWERED = {
     "completions.create",

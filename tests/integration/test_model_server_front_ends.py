@@ -33,16 +33,8 @@ async def named_events(server: HttpModelServer, path: str, body: dict[str, Any])
 
 async def test_messages_answer_as_chat_does_and_share_its_cache(start: Start) -> None:
     server = await start()
-    _, chat = await server.post(
-        "/v1/chat/completions",
-        {
-            "max_tokens": 20,
-            "messages": [
-                {"role": "system", "content": "Be brief."},
-                *MESSAGES["messages"],  # type: ignore[misc]  # a list
-            ],
-        },
-    )
+    told = {"max_tokens": 20, "messages": [{"role": "system", "content": "Be brief."}, USER]}
+    _, chat = await server.post("/v1/chat/completions", told)
     system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
     status, answer = await server.post("/v1/messages", {**MESSAGES, "system": system})
     assert status == 200
@@ -136,20 +128,23 @@ TURNS: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [
         {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "ls", "arguments": "{}"}}]},
         {"role": "tool", "tool_call_id": "c", "content": "a.py"},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,QQ=="}}]},
     ],
     "/v1/messages": [
         {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm.", "signature": "s"}, {"type": "tool_use", "id": "c", "name": "ls", "input": {}}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "a.py"}]}]},
+        {"role": "user", "content": [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QQ=="}}]},
     ],
     "/v1/responses": [
         {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}], "content": None, "encrypted_content": "c2ln"},
         {"type": "function_call", "call_id": "c", "name": "ls", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c", "output": "a.py"},
+        {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,QQ==", "detail": "auto"}]},
     ],
 }  # fmt: skip
 
 
-async def test_calls_and_their_results_are_one_prompt_in_every_api(start: Start) -> None:
+async def test_calls_their_results_and_a_picture_are_one_prompt_in_every_api(start: Start) -> None:
     server, said = await start(), {}
     for path, turns in TURNS.items():
         body = {"input": [USER, *turns], "messages": [USER, *turns], "max_output_tokens": 9, "max_tokens": 9}
@@ -271,7 +266,7 @@ async def test_embeddings_are_equal_for_equal_prompts_in_either_encoding(start: 
         ("/v1/responses", {"input": "Hi", "text": {"verbosity": "low"}}, "text"),
         ("/v1/responses", {"input": "Hi", "tool_choice": "required"}, "tool_choice"),
         ("/v1/responses", {"input": "Hi", "background": True}, "background"),
-        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input"),
         ("/v1/embeddings", {"input": "Hi", "dimensions": 100_000}, "dimensions"),
         ("/v1/embeddings", {"input": "Hi", "encoding_format": "int8"}, "encoding_format"),
         ("/v1/embeddings", {"input": "Hi", "embed_dtype": "float16"}, "embed_dtype"),

@@ -86,9 +86,6 @@ FIELDS_OF_CHAT: dict[str, dict[str, Any]] = {
     "n 2": {"n": 2, "temperature": 0.5},
     "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]},
     "parts that are no objects": {"messages": [{"role": "user", "content": ["Hi"]}]},
-    "an image": {
-        "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y"}}]}]
-    },
     "no messages": {"messages": []},
     "a text for messages": {"messages": "hi"},
     "a message without a role": {"messages": [{"content": "x"}]},

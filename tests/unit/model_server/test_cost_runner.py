@@ -33,13 +33,9 @@ def chunk(num_tokens: int, *, start: int = 0, adapter: str = "", samples: bool =
     return Chunk(request, start=start, num_tokens=num_tokens, samples=samples, table=())
 
 
-def step_s(*chunks: Chunk) -> float:
-    return MODEL.step_s(StepPlan(chunks))
-
-
 def test_prefill_time_is_tokens_over_rate_and_rises_with_context() -> None:
-    assert step_s(chunk(1000)) == pytest.approx(1.05)
-    assert step_s(chunk(1000, start=10_000)) == pytest.approx(2.05)
+    assert MODEL.step_s([(0, 1000)]) == pytest.approx(1.05)
+    assert MODEL.step_s([(10_000, 1000)]) == pytest.approx(2.05)
 
 
 def test_the_chunks_of_a_prompt_cost_as_much_as_the_whole_prompt() -> None:
@@ -49,17 +45,16 @@ def test_the_chunks_of_a_prompt_cost_as_much_as_the_whole_prompt() -> None:
 
 
 def test_a_small_prefill_costs_a_whole_step() -> None:
-    assert step_s(chunk(2)) == MODEL.decode_step_s
+    assert MODEL.step_s([(0, 2)]) == MODEL.decode_step_s
 
 
 def test_decode_rises_with_batch_and_context() -> None:
-    assert step_s(chunk(1, start=100)) == pytest.approx(0.0201)
-    assert step_s(*[chunk(1, start=100)] * 11) == pytest.approx(0.02 + 0.010 + 0.0011)
+    assert MODEL.step_s([(100, 1)]) == pytest.approx(0.0201)
+    assert MODEL.step_s([(100, 1)] * 11) == pytest.approx(0.02 + 0.010 + 0.0011)
 
 
 def test_prefill_beside_decode_costs_more_than_both() -> None:
-    both = step_s(chunk(1, start=100), chunk(1000))
-    assert both == pytest.approx(0.0201 + 1.05 * 1.5)
+    assert MODEL.step_s([(100, 1), (0, 1000)]) == pytest.approx(0.0201 + 1.05 * 1.5)
 
 
 def test_speed_divides_durations_and_resident_adapters_load_once() -> None:

@@ -8,7 +8,6 @@ import contextlib
 import json
 import random
 import tracemalloc
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -19,9 +18,10 @@ from model_server.server.models import ServedModels
 from model_server.server.openai import Job, RequestReader, read_body
 from model_server.server.responses import Responses, ResponsesBody
 from model_server.server.sampling import SamplingReader
-from model_server.text.language import NO_VARIABLES, ChatMessage
+from model_server.text.pictures import picture_text
 from model_server.text.standin import StandInLanguage
 from model_server.text.tokenizer import PIECES, Tokenizer
+from tests.unit.request.test_media import PICTURES, by_data, jpeg
 
 MAX_LEN = 1000
 MOST_CHARACTERS = MAX_LEN * 28
@@ -40,26 +40,53 @@ class CountingLanguage(StandInLanguage):
         self.characters += len(text)
         return super().encode(text)
 
-    def encode_chat(
-        self,
-        messages: Sequence[ChatMessage],
-        *,
-        tools: Sequence[Any] | None = None,
-        variables: Mapping[str, Any] = NO_VARIABLES,
-    ) -> list[TokenId]:
-        tokens = super().encode_chat(messages, tools=tools, variables=variables)
-        self.characters += len(json.dumps([[m.content, *m.tool_calls] for m in messages]))
-        self.characters += len(json.dumps(tools))
+    def encode_chat(self, *messages: Any, **more: Any) -> list[TokenId]:
+        tokens = super().encode_chat(*messages, **more)
+        self.characters += len(json.dumps([[m.content, *m.tool_calls] for m in messages[0]]))
+        self.characters += len(json.dumps(more["tools"]))
         return tokens
 
 
-def reader(language: StandInLanguage | None = None) -> RequestReader:
+def reader(language: StandInLanguage | None = None, *, made_up: bool = True) -> RequestReader:
     return RequestReader(
         models=ServedModels(names=["demo"], root="demo"),
         language=language or CountingLanguage(),
-        sampling=SamplingReader(made_up=True, rng=random.Random(1)),
+        sampling=SamplingReader(made_up=made_up, rng=random.Random(1)),
         max_len_tokens=MAX_LEN,
     )
+
+
+PICTURE = {"type": "image_url", "image_url": "https://img.example/a.png"}
+
+
+@pytest.mark.parametrize(
+    ("url", "tokens"),
+    [
+        *((by_data(PICTURES[name])["image_url"]["url"], 720) for name in ("png", "gif", "jpeg")),
+        *((by_data(jpeg(side, side))["image_url"]["url"], most) for side, most in ((1, 4), (9_999, 16_384))),
+        *(
+            (url, 1024)
+            for url in ("https://img.example/a.png", "data:image/bmp;base64,Qk0=", "data:;base64,%")
+        ),
+    ],
+)
+def test_a_picture_is_as_many_tokens_as_its_size_says(url: str, tokens: int) -> None:
+    shown, other = picture_text(url), picture_text(f"{url}A")
+    encode = Tokenizer().encode
+    assert (
+        encode(f"{shown}12 more")[: 1 + tokens] == encode(shown) == [*encode("<|image|>"), *encode(shown)[1:]]
+    )
+    assert len(encode(shown)) == 1 + tokens
+    assert encode(shown)[:16] != encode(other)[:16]
+
+
+@pytest.mark.parametrize(
+    ("made_up", "count", "why"), [(False, 1, "text parts only"), (True, 101, "at most 100 pictures")]
+)
+def test_a_real_model_takes_no_pictures_and_a_made_up_one_100(*, made_up: bool, count: int, why: str) -> None:
+    body = {"messages": [{"role": "user", "content": [PICTURE] * count}]}
+    with pytest.raises(ApiError, match=why):
+        reader(made_up=made_up).chat(json.dumps(body).encode())
 
 
 def repeated(piece: bytes) -> bytes:
@@ -167,22 +194,12 @@ def test_empty_messages_of_kept_responses_count_too() -> None:
 def test_every_text_of_a_conversation_counts_towards_the_models_length(field: str) -> None:
     def body(characters: int) -> bytes:
         text = "x" * characters
-        message: dict[str, Any] = {"role": "user", "content": "Hi"}
-        fields: dict[str, Any] = {}
-        match field:
-            case "tools":
-                fields["tools"] = [{"a": text}]
-            case "chat_template_kwargs":
-                fields["chat_template_kwargs"] = {"a": text}
-            case "tool_calls":
-                message["tool_calls"] = [text]
-            case "content":
-                message["content"] = text
-            case "parts":
-                message["content"] = [{"type": "text", "text": text[: characters // 2]}] * 2
-            case "prompt":
-                return json.dumps({"prompt": text}).encode()
-        return json.dumps({"messages": [message], **fields}).encode()
+        parts = [{"type": "text", "text": text[: characters // 2]}] * 2
+        said = {"content": text, "parts": parts}.get(field, "Hi")
+        calls = {"tool_calls": [text]} if field == "tool_calls" else {}
+        around = {"tools": [{"a": text}], "chat_template_kwargs": {"a": text}, "prompt": text}
+        fields = {field: around[field]} if field in around else {}
+        return json.dumps({"messages": [{"role": "user", "content": said, **calls}], **fields}).encode()
 
     read = reader().completion if field == "prompt" else reader().chat
     with pytest.raises(TooLongError, match="cannot fit"):
@@ -219,15 +236,9 @@ def test_tools_and_calls_reach_the_template_as_they_were_sent() -> None:
     seen: list[Any] = []
 
     class Told(CountingLanguage):
-        def encode_chat(
-            self,
-            messages: Sequence[ChatMessage],
-            *,
-            tools: Sequence[Any] | None = None,
-            variables: Mapping[str, Any] = NO_VARIABLES,
-        ) -> list[TokenId]:
-            seen.append((messages, tools, variables))
-            return super().encode_chat(messages, tools=tools, variables=variables)
+        def encode_chat(self, *messages: Any, **more: Any) -> list[TokenId]:
+            seen.append((*messages, more["tools"], more["variables"]))
+            return super().encode_chat(*messages, **more)
 
     tools = [{"type": "function", "function": {"name": "f", "x": [1, 2.5, -1e-310, None, True, "é\n"]}}]
     calls = [{"id": "1", "function": {"arguments": '{"a": 1}'}}]
