@@ -89,6 +89,8 @@ _MOST_COUNT = 2**36
 """The largest number of tokens that an answer may state. A larger number is ignored. Sums of these numbers
 become floats."""
 
+_FRONT: Final = re.compile(rb'\s*\{(?:[^{}]{0,99}"response"\s*:\s*\{)?\s*"id"\s*:\s*"([^"\\]{1,999})"')
+"""The id in front of an answer, or of the response in an event."""
 _DECODER = msgspec.json.Decoder(float_hook=bool)
 """Floats stay undecoded: they are not used, and some take microseconds to decode."""
 
@@ -136,10 +138,10 @@ class ResponseReader:
             if self._generated and self._first_token_at is None:
                 self._first_token_at = now
         elif self._json is not None:
-            if len(self._json) + len(piece) > MAX_EVENT_BYTES:
+            self._json += piece
+            if len(self._json) > MAX_EVENT_BYTES:
+                self._note_id({}, self._json)
                 self._json = None
-            else:
-                self._json += piece
 
     def finish(self) -> ResponseFeedback:
         """Return the result. Call this once, when the answer has ended or was cut off."""
@@ -149,10 +151,8 @@ class ResponseReader:
         elif self._json is not None:
             self._on_json(bytes(self._json))
         counts = self._usage.get
-        prompt_tokens, cached_tokens = (
-            counts("prompt_tokens", counts("input_tokens")),
-            counts("cached_tokens"),
-        )
+        prompt_tokens = counts("prompt_tokens", counts("input_tokens"))
+        cached_tokens = counts("cached_tokens")
         if self._kind is ApiKind.MESSAGES:
             # Anthropic counts tokens read from the cache, tokens written to it, and all others.
             prompt_tokens, cached_tokens = counts("input_tokens"), counts("cache_read_input_tokens")
@@ -207,8 +207,7 @@ class ResponseReader:
             delta = _object(choice.get("delta")) or choice
             self._generated = self._generated or any(delta.get(key) for key in _GENERATED_KEYS)
             self._finished = self._finished or bool(choice.get("finish_reason"))
-        if self._kind is ApiKind.RESPONSES and self._made == "":
-            self._made = _id_of(_object(event.get("response")))
+        self._note_id(_object(event.get("response")), b"" if event else data)
         kind, change = str(event.get("type")), event.get("delta")
         if kind.endswith(".delta") and change:
             self._generated = True
@@ -222,13 +221,19 @@ class ResponseReader:
     def _on_json(self, body: bytes) -> None:
         answer = _decoded(body)
         self._error = _error_code(answer)
-        if not answer or self._error:
+        if self._error:
             return
-        self._complete = True
+        self._note_id(answer, body)
+        self._complete = bool(answer)
         self._finished = bool(answer.keys() & _RESULT_KEYS)
-        if self._kind in (ApiKind.RESPONSES, ApiKind.QUERY):
-            self._made = _id_of(answer)
         self._on_usage(answer)
+
+    def _note_id(self, made: dict[str, object], text: bytes | bytearray) -> None:
+        """Note the id of the object that the server made. A text too large to decode has it in front."""
+        if self._made == "" and self._kind in (ApiKind.RESPONSES, ApiKind.QUERY):
+            front = None if made else _FRONT.match(text)
+            name = front[1].decode(errors="replace") if front else made.get("id")
+            self._made = bounded_name(name) if isinstance(name, str) else ""
 
     def _on_usage(self, holder: dict[str, object]) -> None:
         usage = _object(holder.get("usage"))
@@ -264,11 +269,6 @@ _REASONS = ("response.completed", "response.incomplete", "message_delta")
 """Events that say why the answer ends."""
 _ENDS = ("response.completed", "response.incomplete", "message_stop")
 _RESULT_KEYS = frozenset(("choices", "output", "content", "data"))
-
-
-def _id_of(made: dict[str, object]) -> str:
-    name = made.get("id")
-    return bounded_name(name) if isinstance(name, str) else ""
 
 
 def _error_code(event: dict[str, object]) -> int | None:

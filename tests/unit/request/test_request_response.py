@@ -251,13 +251,8 @@ def test_plain_json_gives_usage_but_no_time(
 
 def test_plain_json_over_the_limit_or_cut_is_ignored() -> None:
     whole = json.dumps({"choices": [{"text": "a" * MAX_EVENT_BYTES}]}).encode()
-    assert (
-        read([whole[:-9], whole[-9:]], reader(ApiKind.COMPLETIONS, content_type="application/json")) == EMPTY
-    )
-    assert (
-        read([b'{"choices":[{"text":"a"}]'], reader(ApiKind.COMPLETIONS, content_type="application/json"))
-        == EMPTY
-    )
+    for pieces in ([whole[:-9], whole[-9:]], [b'{"choices":[{"text":"a"}]']):
+        assert read(pieces, reader(ApiKind.COMPLETIONS, content_type="application/json")) == EMPTY
 
 
 # Answers that are ignored
@@ -312,7 +307,7 @@ def test_garbage_teaches_nothing_and_never_raises(kind: ApiKind, data: bytes) ->
 
 @pytest.mark.parametrize("number", ["9" * 400, "-1", "1e300", "12.0", "68719476737", "true", '"7"'])
 def test_impossible_counts_are_ignored(number: str) -> None:
-    """A sum of such numbers is too large for a float. Before, it made the metrics page fail for good."""
+    """A sum of such numbers is too large for a float."""
     usage = f'{{"prompt_tokens":{number},"completion_tokens":{number},"prompt_tokens_details":{{"cached_tokens":{number}}}}}'
     told = read(
         [f'{{"choices":[],"usage":{usage}}}'.encode()],
@@ -337,16 +332,19 @@ def test_an_answer_is_read_up_to_a_number_of_lines_in_any_pieces(size: int) -> N
 
 @pytest.mark.parametrize("kind", [ApiKind.RESPONSES, ApiKind.QUERY, ApiKind.CHAT])
 def test_the_id_of_what_a_server_keeps_is_read_from_a_whole_answer(kind: ApiKind) -> None:
-    answer = json.dumps({"id": "resp_1", "output": []}).encode()
-    reading = reader(kind, content_type="application/json")
-    read([answer], reading)
-    assert reading.take_made() == ("" if kind is ApiKind.CHAT else "resp_1")
+    small = json.dumps({"id": "resp_1", "output": []})
+    many, large = (small.replace("[]", part) for part in ("[{}]" * 30_000, '"' + "a" * MAX_EVENT_BYTES + '"'))
+    for answer in (small, many, large, small.replace('{"id"', ' {\n "id"')):
+        reading = reader(kind, content_type="application/json")
+        read([answer[:1].encode(), answer[1:].encode()], reading)
+        assert reading.take_made() == ("" if kind is ApiKind.CHAT else "resp_1")
 
 
 def test_the_id_of_a_streamed_response_is_told_at_its_first_event() -> None:
-    pieces = [named("response.created", response={"id": "resp_1"}), named("response.completed")]
-    reading, told = reader(ApiKind.RESPONSES), []
-    for piece in (*pieces, pieces[0]):
-        reading.feed(piece, now=1.0)
-        told.append(reading.take_made())
-    assert told == ["resp_1", "", ""]
+    for count in (0, 30_000):  # it repeats the tools of the request
+        event = named("response.created", response={"id": "resp_1", "tools": [{}] * count})
+        reading, told = reader(ApiKind.RESPONSES), []
+        for piece in (named("other", id="x", item={"id": "y"}), event, named("response.completed"), event):
+            reading.feed(piece, now=1.0)
+            told.append(reading.take_made())
+        assert told == ["", "resp_1", "", ""]
