@@ -61,8 +61,7 @@ def _type_of(schema: Mapping[str, Any]) -> str:
     if low is not None or high is not None:
         text += f", {low if low is not None else '-'} to {high if high is not None else '-'}"
     if "pattern" in schema:
-        pattern = schema["pattern"].replace("|", r"\|")
-        text += f", `{pattern}`"
+        text += ", `" + schema["pattern"].replace("|", r"\|") + "`"
     return text
 
 
