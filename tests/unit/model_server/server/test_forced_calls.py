@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from model_server.server.structured import call_in
 
 
-@pytest.mark.parametrize("depth", [3000, 100_000])
-def test_a_call_whose_arguments_nobody_can_decode_is_a_text(depth: int) -> None:
+def test_a_call_whose_arguments_nobody_can_decode_is_a_text() -> None:
+    depth = 100_000
     assert call_in(f'{{"name": "a", "parameters": {"[" * depth}{"]" * depth}}}') is None
 
 

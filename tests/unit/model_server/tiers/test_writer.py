@@ -30,9 +30,11 @@ class Writing:
         self.writer = BackgroundWriter(self.store, capacity_bytes=waiting_bytes, clock=self.clock)
         self.gate = threading.Event()
         self.gate.set()
+        self.at_the_gate = threading.Event()
 
     def offer(self, hashes: Sequence[BlockHash], *, first: int = 0, size_bytes: int = 1000) -> bool:
         def made(start: int, end: int) -> Sequence[LayerRecords]:
+            self.at_the_gate.set()
             assert self.gate.wait(timeout=60)
             return records(hashes[start:end])
 
@@ -177,6 +179,7 @@ def test_after_closing_no_block_is_accepted_and_waiting_blocks_are_dropped(writi
     writing.gate.clear()
     for start in range(0, 50, 10):
         assert writing.offer(chain(range(start, start + 8)))
+    assert writing.at_the_gate.wait(timeout=60)
     assert not writing.writer.close(timeout_s=0), "one prefix is being written"
     writing.gate.set()
     assert writing.writer.close(timeout_s=60)
