@@ -2,8 +2,6 @@
 Hypothesis fails no test for being slow.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import logging

@@ -5,8 +5,6 @@ installs and those that run tests/engine. Torch comes without its CUDA packages.
 `prefix-gateway[engine]` in the usual way.
 """
 
-from __future__ import annotations
-
 import os
 from typing import NoReturn
 

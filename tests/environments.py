@@ -2,8 +2,6 @@
 writes its requirement files anew, or uses it by hand.
 """
 
-from __future__ import annotations
-
 import argparse
 import pkgutil
 import sys

@@ -2,8 +2,6 @@
 `make rivals-env` prepare them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final

@@ -9,8 +9,6 @@ the table, because a test that needs a second run has a fault that must be repai
 failed.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

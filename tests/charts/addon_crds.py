@@ -3,8 +3,6 @@ Istio, the Prometheus operator, LeaderWorkerSet, KEDA and cert-manager. This mod
 projects' Go modules into the user's cache, at the versions and hashes below. The fixtures call it.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Fixtures over the charts. Helm comes with the cluster's tools."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.charts import addon_crds

@@ -4,8 +4,6 @@
 before anything is installed. The names of all fields of `config` come from the picker. `make docs` runs this.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

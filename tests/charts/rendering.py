@@ -1,7 +1,5 @@
 """The charts as helm renders them, and the sets of values that the tests of this folder share."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 just within its bound. Ranges and waiting times are those of the chart.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -2,8 +2,6 @@
 back and uninstalls them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from pathlib import Path

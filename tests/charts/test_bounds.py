@@ -2,8 +2,6 @@
 by the real schemas of all providers, and the policy by that of its CRD. The picker accepts its configuration.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """deploy/crds: the CRD never goes down, and who administers a namespace can install the charts there."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -2,8 +2,6 @@
 configuration and do not compare its text.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import ssl

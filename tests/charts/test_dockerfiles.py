@@ -1,7 +1,5 @@
 """The Dockerfiles and deploy/compose, without an image: pinned bases, packages with hashes, commands."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -2,8 +2,6 @@
 things that exist.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Envoy's preStop hook against the real Envoy: how it treats requests while a pod terminates."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

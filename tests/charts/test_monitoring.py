@@ -2,8 +2,6 @@
 page of the real Envoy say which exist.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

@@ -2,8 +2,6 @@
 certificates, claims, a load test.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Model servers take the profile and the flags of the charts, also where a server spans several nodes."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

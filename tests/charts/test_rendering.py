@@ -1,7 +1,5 @@
 """The rendered charts: lint, the properties that every pod shares, and helm 3, which clusters still use."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -2,8 +2,6 @@
 Each chart meets each helm in one of the two directions.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable

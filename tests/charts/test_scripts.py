@@ -2,8 +2,6 @@
 `helm test`, and the keeper of the picker in Envoy's pod.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -2,8 +2,6 @@
 who sets the password and what happens after it changes.
 """
 
-from __future__ import annotations
-
 import os
 from hashlib import sha256
 from pathlib import Path

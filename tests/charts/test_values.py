@@ -1,7 +1,5 @@
 """The values of the charts. Each is explained and is in the schema, and senseless values are refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ The table has the format of helm-docs. It comes from values.yaml: the comment ab
 it are its description. A map on one line is one row. `make docs` runs this.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

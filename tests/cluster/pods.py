@@ -1,7 +1,5 @@
 """What the status of a pod says."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

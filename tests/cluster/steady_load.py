@@ -4,8 +4,6 @@ whether new connections are refused and whether answers are cut. Prompts share l
 caches matter. Half of the answers are streamed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

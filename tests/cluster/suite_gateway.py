@@ -6,8 +6,6 @@ It follows Gateways, HTTPRoutes, InferencePools, Services and pods, and writes s
 Envoy reads. Of a route it knows host names, path prefixes, and the first pool of each rule.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

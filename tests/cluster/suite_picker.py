@@ -2,8 +2,6 @@
 our picker, set up by the arguments of theirs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

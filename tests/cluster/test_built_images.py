@@ -2,8 +2,6 @@
 They run as their own user, read-only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

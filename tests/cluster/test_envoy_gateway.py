@@ -3,8 +3,6 @@ it, and kills and replaces its picker under load. The control plane, Envoy Gatew
 picker are real. A stand-in kubelet runs the pods.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

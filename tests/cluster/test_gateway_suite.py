@@ -4,8 +4,6 @@ The suite, its manifests and its echo servers are real, and so are the control p
 The Gateway is a stand-in (`suite_gateway`), so only the tests that concern a picker run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

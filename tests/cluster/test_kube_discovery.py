@@ -1,7 +1,5 @@
 """A picker process follows a pool on a real API server. Pods start, come, go and move."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

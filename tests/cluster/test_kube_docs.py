@@ -2,8 +2,6 @@
 them except for ages and the width of columns.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

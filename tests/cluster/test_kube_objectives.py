@@ -2,8 +2,6 @@
 and InferenceModelRewrites say which model answers. Changes apply at once, and each object gets its status.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -2,8 +2,6 @@
 requests come, and what the status says.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Several models behind one picker on a real API server, in three InferencePools that come and go."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@ table in Valkey and a stored policy are those of both releases. The last release
 history of this repository.
 """
 
-from __future__ import annotations
-
 import io
 import subprocess
 import tarfile

@@ -5,8 +5,6 @@ pickers and the model servers are real. A stand-in kubelet runs the pods. This i
 share the releases. docs/upgrade.md has its table.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import AsyncIterator

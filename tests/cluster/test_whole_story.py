@@ -5,8 +5,6 @@ the pods. This is one test, because each chapter continues from the one before. 
 No request may fail in any of them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from functools import partial

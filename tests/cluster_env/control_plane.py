@@ -7,8 +7,6 @@ them until `tests.harness.kubelet` or a test reports on them. The fixtures and t
 module.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

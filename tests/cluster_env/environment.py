@@ -7,8 +7,6 @@ in one folder of the cache (`tests.harness.cached_builds`). Called by the comman
 and the fixtures.
 """
 
-from __future__ import annotations
-
 import io
 import platform
 import re

@@ -6,8 +6,6 @@ works in a namespace of its own. A test that breaks the control plane, or that n
 fail if PREFIX_GATEWAY_REQUIRE_CLUSTER=1.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator
 from pathlib import Path

@@ -2,8 +2,6 @@
 dependencies, and a build checks them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ Each is in one folder of the cache (`tests.harness.cached_builds`), keyed by the
 line and the fixtures call this module.
 """
 
-from __future__ import annotations
-
 import platform
 import shutil
 import subprocess

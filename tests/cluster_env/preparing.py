@@ -2,8 +2,6 @@
 plane call them.
 """
 
-from __future__ import annotations
-
 import time
 
 from tests.cluster_env.control_plane import CommandFailedError, ControlPlane

@@ -1,7 +1,5 @@
 """Our picker, one for the tests of a module, which run on both transports."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 
 import pytest

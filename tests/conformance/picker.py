@@ -1,7 +1,5 @@
 """Our picker for these tests: `epp serve` as its own process, with model servers that the tests script."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rows 8 and 14 without a data plane: the names of the health service, TLS, and how the picker stops."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import AsyncIterator

@@ -2,8 +2,6 @@
 can carry out. The rows' other proofs are tests of the state machine, and of real gateways (`tests/dialects`).
 """
 
-from __future__ import annotations
-
 import json
 
 import grpc

@@ -1,7 +1,5 @@
 """The reference page names a proof for each row."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

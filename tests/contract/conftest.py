@@ -1,7 +1,5 @@
 """What several files of recordings need."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.contract.recordings import KvEventRecording, read_kv_events

@@ -6,8 +6,6 @@ most lookups hit something, and the cache is small enough that most admissions e
 the recorder runs in the environment of vLLM, where nothing of this project is installed.
 """
 
-from __future__ import annotations
-
 import bz2
 import json
 import random

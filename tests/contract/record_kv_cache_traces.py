@@ -11,8 +11,6 @@ more is ordered; the file numbers them from 0. vLLM is imported by name, since n
 where types are checked.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from importlib import import_module

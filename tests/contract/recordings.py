@@ -1,7 +1,5 @@
 """Reads the recordings of a real vLLM that `python -m tests.environments vllm record` writes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -2,8 +2,6 @@
 disguise of a path once. `combined` stacks several disguises, drawn by a seeded generator.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from typing import Final

@@ -2,8 +2,6 @@
 The list is recorded; if vLLM is built, the tests ask vLLM again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -3,8 +3,6 @@ our messages through vLLM's. Our KV cache against vLLM's own KVCacheManager on 1
 blocks, refusals, order of eviction.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator

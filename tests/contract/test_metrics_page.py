@@ -4,8 +4,6 @@ The full parser of prometheus_client reads the same recording, so the expected n
 and stay right when the recording is made anew.
 """
 
-from __future__ import annotations
-
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample

@@ -2,8 +2,6 @@
 which one thing changes. What docs/clients.md lists as not followed may part earlier, and never later.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

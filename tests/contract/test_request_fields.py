@@ -2,8 +2,6 @@
 vLLM is built, the last test asks vLLM again.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -6,8 +6,6 @@ pickled or the canonical CBOR form of that tuple. The first block's parent is H(
 key of each of its blocks, a cache salt of the first only. Events carry the low 64 bits of a hash.
 """
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """vLLM's routes as recorded, which of them are for operators, and where its router sends a request."""
 
-from __future__ import annotations
-
 import json
 import re
 from urllib.parse import unquote

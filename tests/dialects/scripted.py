@@ -3,8 +3,6 @@ asks the picker and proxies the request. They follow agentgateway's `ext_proc.rs
 `endpoint_picker.go` and `epp.js`. Both run in the test's event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """One gateway with its picker and three model servers, started once for all tests of its dialect."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager

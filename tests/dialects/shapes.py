@@ -2,8 +2,6 @@
 and what clients of each gateway see.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final

@@ -2,8 +2,6 @@
 afterwards. Each gateway has its own set of processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

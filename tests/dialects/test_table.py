@@ -1,7 +1,5 @@
 """The table of gateways in docs/protocol.md, compared with the tests and with what the picker does."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small picker behind an entry, and the check that the picker still picks."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import random

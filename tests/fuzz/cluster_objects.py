@@ -1,7 +1,5 @@
 """Input from the API server."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

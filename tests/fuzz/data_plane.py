@@ -1,7 +1,5 @@
 """Input from the data plane over ext_proc."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections import Counter

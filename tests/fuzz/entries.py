@@ -1,7 +1,5 @@
 """The picker's entries that need no socket. The bytes go directly into the code that the edge calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tests.fuzz.cluster_objects import ClusterObjects

@@ -1,7 +1,5 @@
 """Input from files and pages: a model server's metrics and models, the endpoints file, the policy file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

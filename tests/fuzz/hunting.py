@@ -2,8 +2,6 @@
 lines of Python that an input runs, so a busy machine finds the same inputs. C code runs no lines.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Coroutine
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """KV events of a model server."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The picker's entries that listen: the admin pages, and the workers' hub."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

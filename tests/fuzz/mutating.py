@@ -1,7 +1,5 @@
 """Inputs made from valid examples: bytes changed, cut, repeated, nested, and spliced from several of them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 

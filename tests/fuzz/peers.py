@@ -1,7 +1,5 @@
 """Input from other pickers: their batches."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import get_args

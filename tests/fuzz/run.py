@@ -1,7 +1,5 @@
 """Feeds one entry until a number of bytes is reached, and checks the entry from time to time."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import logging

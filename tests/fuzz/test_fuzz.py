@@ -2,8 +2,6 @@
 the memory does not grow.
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import AsyncExitStack
 from pathlib import Path

@@ -2,8 +2,6 @@
 changed bytes are not a document.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -1,7 +1,5 @@
 """Checks that no socket is lost if a connection arrives while a server stops, in whatever order."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -6,8 +6,6 @@ values that a test sets. A pause is a `Gate` that the test opens, so that tests 
 time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping

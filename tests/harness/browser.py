@@ -4,8 +4,6 @@
 install.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import fcntl

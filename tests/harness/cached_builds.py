@@ -6,8 +6,6 @@ new folder, and checkouts with equal pins share one. Invariants: a folder under 
 The packages that build call it. `tests.environments` has their commands.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -3,8 +3,6 @@
 The key protects nothing. `make_certificate` makes others.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Clients of the gateway: one request and its whole answer, or one answer piece by piece."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import AsyncIterator, Mapping

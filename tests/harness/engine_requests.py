@@ -1,7 +1,5 @@
 """Requests for tests of the engine and its parts, and what became of them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

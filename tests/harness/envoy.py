@@ -3,8 +3,6 @@
 Tests wait for states of Envoy (a counter, an endpoint, a healthy picker) and not for time to pass.
 """
 
-from __future__ import annotations
-
 import json
 import sysconfig
 from collections.abc import AsyncIterator

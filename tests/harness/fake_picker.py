@@ -4,8 +4,6 @@ It runs in the test's event loop, decides nothing, and records what Envoy sent. 
 picker.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Fixtures over the harness."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -4,8 +4,6 @@
 picker. `running_bootstrap` starts everything with the fake picker, to test Envoy's side alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ piece of JSON at one place.
 them at random.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass

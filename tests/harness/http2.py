@@ -5,8 +5,6 @@ aiohttp supports only HTTP/1.1. Flow control is answered at once. Request bodies
 KB).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """A model server that listens, in the test's process, and a client for it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager

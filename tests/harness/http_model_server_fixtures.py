@@ -1,7 +1,5 @@
 """The fixture of `http_model_server`."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest_asyncio

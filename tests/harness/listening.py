@@ -5,8 +5,6 @@ server in the next turn. If the server is closed between these two turns, nobody
 Python warns about its socket when the garbage collector finds it, which may be in any later test.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager

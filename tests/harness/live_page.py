@@ -2,8 +2,6 @@
 misses.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping

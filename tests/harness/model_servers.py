@@ -2,8 +2,6 @@
 ports.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager

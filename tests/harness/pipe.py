@@ -1,7 +1,5 @@
 """The transport of a connection that has no socket."""
 
-from __future__ import annotations
-
 import asyncio
 
 

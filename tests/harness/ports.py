@@ -4,8 +4,6 @@ A port that is only looked up could be taken by the tests of another process bef
 each process hands out ports of a part of the range that it has locked for itself, one after the other.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

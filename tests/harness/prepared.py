@@ -2,8 +2,6 @@
 must not skip.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Final, NoReturn, TypeVar

@@ -5,8 +5,6 @@ The session keeps the test run's signals away from the process, and makes its wh
 kill.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

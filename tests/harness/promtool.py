@@ -3,8 +3,6 @@
 The package is unpacked from Debian's archive into the cache under its version, and not installed.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

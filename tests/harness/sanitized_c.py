@@ -6,8 +6,6 @@ Input lies in buffers of exactly its size, so that reading a byte beyond it is n
 damaged and cut bodies and messages, and long runs of the characters that the vector code looks for.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import random

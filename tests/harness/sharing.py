@@ -1,7 +1,5 @@
 """Pickers that really share: each has its sharing service, in the test's event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -5,8 +5,6 @@ answers at all addresses with a metrics page, so a picker can find and scrape as
 to a picker.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -3,8 +3,6 @@
 `running_site` starts everything in one namespace, and `Site.replica` starts further replicas.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass

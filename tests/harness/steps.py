@@ -1,7 +1,5 @@
 """Counts the lines of Python that a call runs, so that a test of cost needs no clock."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType

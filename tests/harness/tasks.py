@@ -1,7 +1,5 @@
 """Loops of the product that run while a test looks at their effects."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager

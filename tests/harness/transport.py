@@ -5,8 +5,6 @@ Every picker that the harness starts, in this process or another, gets `listen.t
 run` imports this module, so it does without pytest.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Final, Literal, cast
 

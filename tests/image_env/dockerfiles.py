@@ -3,8 +3,6 @@
 Knows what deploy/docker uses: ARG, FROM, ENV, WORKDIR, COPY, RUN, USER, LABEL, EXPOSE, ENTRYPOINT, CMD.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -5,8 +5,6 @@ Builds get the machine's pip configuration (an index, certificates) as a mounted
 gets into an image. Called by `environment`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -7,8 +7,6 @@ change of one source file only the later steps run, because buildah keeps the la
 images are built by `make images`, as a user builds them.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import shlex

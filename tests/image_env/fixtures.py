@@ -2,8 +2,6 @@
 tests are skipped and name the command that builds them, or fail if PREFIX_GATEWAY_REQUIRE_CLUSTER=1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """`make bench-rivals`, for two seconds: each gateway before its own servers answers the same requests."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.routing.live import rivals

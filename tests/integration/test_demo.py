@@ -1,7 +1,5 @@
 """`python -m bench.demo` as a user starts it: its table, its live phase, and every way in which it ends."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

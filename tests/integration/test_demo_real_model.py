@@ -2,8 +2,6 @@
 back through the gateway.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

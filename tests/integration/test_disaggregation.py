@@ -2,8 +2,6 @@
 decode server lets that endpoint compute the prompt.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -5,8 +5,6 @@ picker. Another Envoy replaces a running one on the same port, in the way that d
 describes. No request is lost.
 """
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

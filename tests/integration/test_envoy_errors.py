@@ -2,8 +2,6 @@
 OpenAI writes it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path

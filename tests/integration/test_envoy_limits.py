@@ -1,7 +1,5 @@
 """Clients that never finish a request hold little of the real Envoy, and not for long, on our bootstrap."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path

@@ -5,8 +5,6 @@ key gets 401 from the real Envoy. The keys are in a file that changes while Envo
 are renewed while the gateway runs. Envoy goes on asking the picker, and clients see the new certificate.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

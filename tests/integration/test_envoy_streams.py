@@ -1,7 +1,5 @@
 """Bodies, answers, and the stream that Envoy holds at the picker, through the real Envoy on our bootstrap."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

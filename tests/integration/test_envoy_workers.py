@@ -2,8 +2,6 @@
 and TLS on both sides of Envoy.
 """
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path

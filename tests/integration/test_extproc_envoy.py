@@ -1,7 +1,5 @@
 """The ext_proc service behind the real Envoy, in each way in which Envoy can hand over a request."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import copy

@@ -2,8 +2,6 @@
 broken streams leave behind.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

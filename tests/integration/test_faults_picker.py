@@ -2,8 +2,6 @@
 whole gateway notice.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -4,8 +4,6 @@ metrics are fine. Only Envoy sees the cut, and its access log reports the cut to
 die, come and go, or show nonsense as metrics. The tests check what clients of the whole gateway notice.
 """
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 from itertools import count

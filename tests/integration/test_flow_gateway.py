@@ -5,8 +5,6 @@ The policy says that servers compute one token a second, so one prompt keeps a s
 metrics page without a running request then says that the server is free.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import AsyncIterator

@@ -2,8 +2,6 @@
 the gateway.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

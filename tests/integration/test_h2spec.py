@@ -1,7 +1,5 @@
 """h2spec's generic, http2 and hpack groups check our HTTP/2 on a running server."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import shutil

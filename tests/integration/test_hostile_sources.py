@@ -1,7 +1,5 @@
 """Hostile values in Redis cannot end a picker. A running `epp serve` gets all of them and goes on serving."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

@@ -2,8 +2,6 @@
 network of its own, in which the addresses and names of the pages are those of model servers.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -2,8 +2,6 @@
 counted, and that others do not notice.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ssl

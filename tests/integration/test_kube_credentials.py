@@ -2,8 +2,6 @@
 after every refusal.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import AsyncIterator, Callable

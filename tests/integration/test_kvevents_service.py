@@ -2,8 +2,6 @@
 mode live: this repository's model server publishes KV events over ZeroMQ, and the picker follows them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -2,8 +2,6 @@
 the model server of this repository. What a server cannot do is its own refusal, as the client's typed error.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

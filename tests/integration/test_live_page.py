@@ -2,8 +2,6 @@
 what the keyboard can reach.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

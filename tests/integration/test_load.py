@@ -1,7 +1,5 @@
 """The load tests as a user starts them, against a real gateway whose servers count too."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import re

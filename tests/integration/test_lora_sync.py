@@ -1,7 +1,5 @@
 """lora-sync against our model server over HTTP, and the command with its status page and exit codes."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The picker asks servers for their models over real HTTP. Some servers behave well, and others do not."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

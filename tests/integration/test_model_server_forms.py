@@ -1,7 +1,5 @@
 """Answers of a form over HTTP: `response_format`, `structured_outputs` and forced calls, in each API."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

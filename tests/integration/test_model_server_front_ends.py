@@ -1,7 +1,5 @@
 """`/v1/messages`, `/v1/responses` and `/v1/embeddings`: other front ends of the same engine."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """The model server over HTTP: the shapes of answers, whole and streamed, how they end, and aborts."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The model server over HTTP: which requests it refuses, and what happens when something breaks."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import resource

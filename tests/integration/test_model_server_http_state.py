@@ -1,7 +1,5 @@
 """The model server over HTTP: who shares a cache, adapters, metrics, tokens."""
 
-from __future__ import annotations
-
 import asyncio
 
 from model_server.core.scheduler import SchedulerLimits

@@ -1,7 +1,5 @@
 """KV events over real ZeroMQ sockets: what a subscriber gets, and what it can ask for again."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """The model server while a long body is read, and who may load adapters."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """The command itself: a port of its choice, draining on SIGTERM, and messages for wrong settings."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import signal

@@ -1,7 +1,5 @@
 """The picker's own requests for one token, over real HTTP, to servers that work, fail or behave oddly."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """`epp record` reads a picker's admin address and writes a recording that `epp replay` can read."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """A running picker gets to a limit of its process: of memory, or of file descriptors."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

@@ -2,8 +2,6 @@
 passwords and pools.
 """
 
-from __future__ import annotations
-
 import signal
 import time
 from contextlib import AsyncExitStack

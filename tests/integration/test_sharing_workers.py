@@ -2,8 +2,6 @@
 behind Envoy.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import signal

@@ -2,8 +2,6 @@
 collectors are away or hang.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

@@ -2,8 +2,6 @@
 request. The connection has no socket, and its time is simulated.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import gc

@@ -1,7 +1,5 @@
 """`epp up` as a person runs it: one command before two servers, with the real Envoy."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

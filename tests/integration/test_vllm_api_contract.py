@@ -5,8 +5,6 @@ Some requests are treated differently on purpose (echo, prompt_logprobs, tools w
 called JSON). They are in docs/model-server.md and not here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -2,8 +2,6 @@
 follows the events.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -2,8 +2,6 @@
 afterwards. The servers live as long as the run, so each test sends its own text.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Sequence

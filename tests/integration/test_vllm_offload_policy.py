@@ -5,8 +5,6 @@ vLLM's CPU backend cannot copy for its offload tier, so the server gets plain co
 (`tests/vllm_env/main_memory_offload.py`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -2,8 +2,6 @@
 `lora-sync` runs on it too.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

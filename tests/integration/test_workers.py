@@ -3,8 +3,6 @@ after they were accepted, over real sockets. A picker that should follow a clust
 cluster. The picker runs and is not ready, and it does not change the endpoints that Envoy knows.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

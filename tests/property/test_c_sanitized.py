@@ -1,8 +1,6 @@
 """The parts in C under AddressSanitizer and UndefinedBehaviorSanitizer,
 with generated input in buffers of exactly its size."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -8,8 +8,6 @@ of a later release applies to it. A new object's status says that it waits for a
 and map has a bound: CEL's cost estimate multiplies them out. Called by `make docs`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

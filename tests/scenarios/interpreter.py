@@ -7,8 +7,6 @@ another. An endpoint's name is one word. Words such as `model=m` are options. Th
 `do_...` below.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator

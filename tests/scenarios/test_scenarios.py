@@ -4,8 +4,6 @@
 before you keep it.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`make release`: one version everywhere, and charts in forms that registries take."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tarfile

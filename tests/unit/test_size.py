@@ -1,7 +1,5 @@
 """What was taken away does not come back unseen: `make size` prints the counts."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.size import LIMITS, counts

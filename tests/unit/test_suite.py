@@ -1,7 +1,5 @@
 """The run of all tests in parts: tests that fail run once more, and the table names them."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

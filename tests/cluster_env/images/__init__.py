@@ -1,7 +1,5 @@
 """The names of the images that tests give to our charts, which have no default for them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

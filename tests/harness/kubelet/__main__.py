@@ -6,8 +6,6 @@ folder. It must be process 1 of PID and mount namespaces of its own, so that the
 when it ends.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

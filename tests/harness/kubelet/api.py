@@ -4,8 +4,6 @@ Invariant of `follow`: its results are level-based. After any failure it lists a
 replaces what was known. It never gives up, however long the API server is away.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import ssl

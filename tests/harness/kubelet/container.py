@@ -5,8 +5,6 @@ and `changed` is called after each change of the report. Times are wall-clock ti
 them. Called by `pod`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

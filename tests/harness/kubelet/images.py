@@ -4,8 +4,6 @@ defaults, or the root folder of a built image.
 A repository that is not in the table cannot be pulled, as in a real cluster.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path

@@ -8,8 +8,6 @@ plays the runtime's shim: it waits, and ends as the container ended. The reader 
 number of the first process, and the end of the file once the command runs (or cannot run).
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

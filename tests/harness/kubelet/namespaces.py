@@ -5,8 +5,6 @@ a namespace can make sockets for an event loop that never entered it. Called by 
 talk to pods.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

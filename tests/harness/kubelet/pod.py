@@ -6,8 +6,6 @@ the other containers together, then the sidecars from the last to the first, all
 Called by the node, which runs `run` as a task.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """Probes of containers, from the node's side of the network."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Invariant: however the test run ends, the kernel ends everything that the node s
 else holds.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

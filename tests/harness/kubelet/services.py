@@ -5,8 +5,6 @@ endpoint of the Service, chosen at random, over the same namespace. If none is r
 serve while they terminate are used, as with kube-proxy. Names are lines of each pod's hosts file. TCP only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

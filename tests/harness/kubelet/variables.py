@@ -1,7 +1,5 @@
 """A container's environment and command line, from its spec and what the spec refers to."""
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Callable, Mapping

@@ -6,8 +6,6 @@ state, and each file's name is a symlink through `..data`. So a reader sees one 
 mixture. Called by `pod`, again and again.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """An answer is written as protobuf writes it, whatever servers it names and whatever came before it."""
 
-from __future__ import annotations
-
 from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from hypothesis import given

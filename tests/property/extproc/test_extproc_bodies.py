@@ -1,7 +1,5 @@
 """Bodies that come in pieces: which bytes go back, and the room that all bodies share."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -2,8 +2,6 @@
 leaves nothing booked.
 """
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """Our own reader of header messages reads what protobuf reads, whatever the bytes are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

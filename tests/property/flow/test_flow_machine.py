@@ -5,8 +5,6 @@ The machine takes the place of the transport: it offers requests, takes some bac
 settings and the fleet, and calls `next`. It keeps its own list of waiting requests and compares.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from math import inf
 

@@ -2,8 +2,6 @@
 or sent twice, and nothing exceeds a window.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import pytest

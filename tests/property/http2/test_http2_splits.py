@@ -1,7 +1,5 @@
 """The connection reports the same events however reads cut the bytes, and wherever reading stops."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

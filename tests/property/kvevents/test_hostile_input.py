@@ -1,7 +1,5 @@
 """Whatever clients, servers and sockets send, the thread of exact mode goes on and its data stay right."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

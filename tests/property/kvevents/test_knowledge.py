@@ -4,8 +4,6 @@ Only the findings write into a real prefix table. What the table says of a chain
 hold of it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

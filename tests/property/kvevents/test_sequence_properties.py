@@ -2,8 +2,6 @@
 replaced by another process.
 """
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from hypothesis import settings

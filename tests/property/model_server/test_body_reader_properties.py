@@ -1,7 +1,5 @@
 """Any bytes as a body give a job that the engine can take, or one typed error for the client."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

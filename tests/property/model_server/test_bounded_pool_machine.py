@@ -1,7 +1,5 @@
 """The report's pool of unused blocks, under any order of eviction, against plain dictionaries."""
 
-from __future__ import annotations
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings

@@ -4,8 +4,6 @@ The answers of this model depend on every slot that it reads (`paged_model`). So
 block was given away too early, a copy was not made, or a kept prompt was overwritten.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import hypothesis.strategies as st

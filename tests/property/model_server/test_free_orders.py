@@ -1,7 +1,5 @@
 """Every order of eviction is compared with a sorted list, also the lazy queue of row 001-4."""
 
-from __future__ import annotations
-
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator

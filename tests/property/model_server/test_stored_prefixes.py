@@ -5,8 +5,6 @@ The answers of this model depend on every slot that it reads (`paged_model`). So
 block was not filled or has another prefix's content.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

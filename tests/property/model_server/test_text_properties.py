@@ -2,8 +2,6 @@
 turn.
 """
 
-from __future__ import annotations
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import assume, given

@@ -4,8 +4,6 @@ The prompts share nothing, so nothing but the costs and the room decides. The se
 picker learns their rates from their pages: rates that differ by chance send no more prompts to one server.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Sequence
 

@@ -5,8 +5,6 @@ The machine knows for each open request which server holds its booking, and in w
 server. From this it computes what every server has in flight.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ others and take the room of other guesses, so requests that it would change are 
 comes meanwhile may count it as work of the server, so no page comes then.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections import deque

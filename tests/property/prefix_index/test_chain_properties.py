@@ -1,7 +1,5 @@
 """Properties of the chain of any prompt under any schedule."""
 
-from __future__ import annotations
-
 import pytest
 import xxhash
 from hypothesis import example, given

@@ -2,8 +2,6 @@
 server.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import OrderedDict
 from dataclasses import dataclass, field

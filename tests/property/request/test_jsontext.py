@@ -1,7 +1,5 @@
 """The reader of JSON strings and token ids in C, compared with the decoder."""
 
-from __future__ import annotations
-
 import json
 from array import array
 

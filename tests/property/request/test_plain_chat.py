@@ -1,7 +1,5 @@
 """Chats whose messages C reads in one pass. What C accepts, the ordinary decoder reads alike."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

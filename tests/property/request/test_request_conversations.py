@@ -2,8 +2,6 @@
 bytes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

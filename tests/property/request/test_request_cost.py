@@ -5,8 +5,6 @@ cause. Work is the number of lines of Python that run. What C does for a body is
 it makes, which take memory. PREFIX_GATEWAY_COST_ROUNDS=20000 searches for longer.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -1,7 +1,5 @@
 """Damaged bodies and answers give only typed errors, and an answer reads alike however it was split."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

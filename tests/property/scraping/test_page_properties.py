@@ -1,7 +1,5 @@
 """Any bytes are read or refused, and the picker reads what a server wrote."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

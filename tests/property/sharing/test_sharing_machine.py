@@ -4,8 +4,6 @@ some silence all agree.
 Each picker's batches reach another picker in their order, as from a Redis stream, or not at all.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 

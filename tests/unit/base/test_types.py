@@ -1,7 +1,5 @@
 """Addresses as text: what Envoy, Kubernetes and people write, and nothing else."""
 
-from __future__ import annotations
-
 import ipaddress
 
 import pytest

@@ -2,8 +2,6 @@
 bound is a test of the CRD (tests/unit/docs/test_crd.py).
 """
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -4,8 +4,6 @@ classes. Files that the configuration names, and the errors that name their fiel
 every form of Redis URL, and the messages for mistakes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A mistake in a YAML file gives one line, which names the place and what was probably meant."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

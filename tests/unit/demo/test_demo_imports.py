@@ -2,8 +2,6 @@
 of the tests.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

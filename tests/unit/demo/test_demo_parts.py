@@ -1,7 +1,5 @@
 """The demo's workload, its counters and its table of figures. tests/integration/test_demo.py has the rest."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

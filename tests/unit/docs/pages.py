@@ -2,8 +2,6 @@
 tests of this folder check: links, commands, names.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cached_property

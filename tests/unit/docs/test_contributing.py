@@ -2,8 +2,6 @@
 and works.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """README and docs name things that exist: links, files, Make targets, modules."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

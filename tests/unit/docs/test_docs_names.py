@@ -2,8 +2,6 @@
 figures.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

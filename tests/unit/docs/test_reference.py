@@ -2,8 +2,6 @@
 the glossary names modules that exist.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from xml.etree import ElementTree as ET

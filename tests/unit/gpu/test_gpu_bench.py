@@ -2,8 +2,6 @@
 time. tests/integration runs all of it at tiny sizes.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

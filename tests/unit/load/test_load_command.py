@@ -1,7 +1,5 @@
 """The load generator: how it reads answers, and what it reports."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

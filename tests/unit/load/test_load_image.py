@@ -1,7 +1,5 @@
 """The image of the load generator has all that it needs. It needs no file and no package of the picker."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The cost model: what makes a step longer, and by how much."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

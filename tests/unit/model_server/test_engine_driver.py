@@ -1,7 +1,5 @@
 """The driver with its own clock: tokens come when the cost model says, and late wake-ups do not add up."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The KV cache manager and its block pool, step by step."""
 
-from __future__ import annotations
-
 import pytest
 
 from model_server.core.block_pool import BlockId

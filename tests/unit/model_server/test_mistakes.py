@@ -1,7 +1,5 @@
 """A mistake on the command line of `model-server` gives one line, without a traceback."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The settings that the flags of `model-server serve` give."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict
 from pathlib import Path

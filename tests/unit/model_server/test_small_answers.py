@@ -1,7 +1,5 @@
 """A made-up answer of a schema is valid and small, or is refused with the reason."""
 
-from __future__ import annotations
-
 import json
 import sys
 from datetime import datetime

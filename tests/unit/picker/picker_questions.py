@@ -1,7 +1,5 @@
 """For the tests of the picker: a picker, and short forms of its callers' requests and reports."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

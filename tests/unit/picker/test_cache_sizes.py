@@ -1,7 +1,5 @@
 """The picker's mirrors follow what the servers' pages say of their caches."""
 
-from __future__ import annotations
-
 from epp.base.types import EndpointMetrics, EndpointName
 from tests.unit.picker.picker_questions import a_picker, ask, check, endpoints, serve, text
 

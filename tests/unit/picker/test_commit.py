@@ -2,8 +2,6 @@
 from it.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """Requests that end servers: which are refused, which go to one server only, and which are forgotten."""
 
-from __future__ import annotations
-
 import pytest
 
 from epp.base.errors import FatalRequestError

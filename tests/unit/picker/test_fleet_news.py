@@ -2,8 +2,6 @@
 that come and go. It keeps at most as many models as it has servers, and a few models that are gone.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 

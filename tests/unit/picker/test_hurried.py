@@ -1,7 +1,5 @@
 """A picker that has too much to do picks by load alone. The pick is booked like any other."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import msgspec

@@ -1,7 +1,5 @@
 """A request that names what one server keeps goes to that server."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

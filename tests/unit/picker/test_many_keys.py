@@ -3,8 +3,6 @@
 `python -m tests.unit.picker.test_many_keys` prints the memory after one and two million different keys.
 """
 
-from __future__ import annotations
-
 import gc
 import random
 import sys

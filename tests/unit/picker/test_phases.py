@@ -1,7 +1,5 @@
 """The phases of a request, and which phase may follow which."""
 
-from __future__ import annotations
-
 import pytest
 
 from epp.picker.commit import enter

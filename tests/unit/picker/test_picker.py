@@ -3,8 +3,6 @@ The events that the picker sends to its listeners: one for each thing that happe
 that are data parallel ranks of one server: which server gets the request, and which rank the pick names.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import get_args
 

@@ -2,8 +2,6 @@
 scores from the data of the pick. The decision shows its choice, and it has no effect.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

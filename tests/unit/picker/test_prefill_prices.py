@@ -1,7 +1,5 @@
 """Which prompts another endpoint computes, and at which prices."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

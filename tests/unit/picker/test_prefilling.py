@@ -2,8 +2,6 @@
 what the request carries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -2,8 +2,6 @@
 design card's own row, card-1, is the last one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from itertools import product

@@ -1,7 +1,5 @@
 """The chain of a prompt, and the picker's estimates of its size without a tokenizer."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

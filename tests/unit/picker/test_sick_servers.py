@@ -3,8 +3,6 @@ loop of requests before a picker, in simulated time, shows both. A server that c
 no extra traffic, though each answer begins well.
 """
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

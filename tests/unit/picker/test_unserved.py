@@ -1,7 +1,5 @@
 """Requests that wait for the first server of their model, at the gate."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from math import inf

@@ -1,7 +1,5 @@
 """Requests of clients can neither make the picker leave out a healthy server nor bring a sick server back."""
 
-from __future__ import annotations
-
 import pytest
 
 from epp.base.types import ApiKind, EndpointMetrics, EndpointName, InferenceRequest

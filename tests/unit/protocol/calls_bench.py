@@ -2,8 +2,6 @@
 and the messages of a request as bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

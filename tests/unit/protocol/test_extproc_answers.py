@@ -3,8 +3,6 @@ asks for the body, which headers it adds, and when a stream may end. Envoy's acc
 entries report that a server cut an answer, and how much of an entry is read.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

@@ -4,8 +4,6 @@ only for the pick and show neither path nor answer. Addresses in headers and hin
 a conformance test prescribes.
 """
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 

@@ -1,7 +1,5 @@
 """Messages of an unusual form, and the bounds of what a message may hold beside a body."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

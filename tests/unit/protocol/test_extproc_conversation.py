@@ -1,7 +1,5 @@
 """Calls of one server: when the gate is asked and pumped, the work that a call leaves, and the drain."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from msgspec.structs import replace

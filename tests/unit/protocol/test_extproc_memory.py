@@ -3,8 +3,6 @@ freed at its end, whether it waited, had no room to wait or went at once: its pr
 until the garbage collector finds it.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The picker's own overload: which requests it reads, with a queue in simulated time."""
 
-from __future__ import annotations
-
 import heapq
 import random
 from dataclasses import dataclass, field

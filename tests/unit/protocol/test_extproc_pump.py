@@ -1,7 +1,5 @@
 """The gate's timer, in simulated time: when it pumps the gate, and that it outlives a fault of the gate."""
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 from collections.abc import Iterator

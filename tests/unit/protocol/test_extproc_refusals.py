@@ -2,8 +2,6 @@
 and the list of models. Aliases of models.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -2,8 +2,6 @@
 behave oddly.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -2,8 +2,6 @@
 end, in each body mode.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

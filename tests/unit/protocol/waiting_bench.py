@@ -1,7 +1,5 @@
 """Requests that flow control holds: three busy servers, a gate in front of them, and streams that wait."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from epp.config.flow import Flow

@@ -1,7 +1,5 @@
 """Requests by their paths and bodies, as the picker reads them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -2,8 +2,6 @@
 null or left out, and the escapes of the language's JSON. The second turn brings a tool's result.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any, Final
 

@@ -3,8 +3,6 @@ tests/contract/test_blocked_paths.py. Names and addresses from requests have a b
 stored responses, conversations, files and batches in paths and bodies.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -2,8 +2,6 @@
 measure time.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from epp.request.jsontext import CostlyJsonError, check_cost, decode

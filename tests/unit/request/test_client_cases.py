@@ -2,8 +2,6 @@
 about many more.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

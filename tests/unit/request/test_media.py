@@ -1,7 +1,5 @@
 """First guesses at the tokens of media, and what one part of a prompt can cost."""
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
 from struct import pack

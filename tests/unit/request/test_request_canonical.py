@@ -1,7 +1,5 @@
 """The canonical prompt: which bodies give equal bytes, and which differ."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The body of a request: its API, its fields, and the reasons for which it is refused."""
 
-from __future__ import annotations
-
 import json
 import struct
 from typing import Any

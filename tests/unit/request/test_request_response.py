@@ -1,7 +1,5 @@
 """What the picker reads from an answer: first token, usage and errors."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Other names for models: which target a request gets, and how its body changes."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

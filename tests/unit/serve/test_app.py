@@ -1,7 +1,5 @@
 """A worker as a whole: what is made before it serves, and how it starts and stops."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

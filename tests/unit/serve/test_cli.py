@@ -1,7 +1,5 @@
 """The `epp` command: what each subcommand prints and writes, and its exit status."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

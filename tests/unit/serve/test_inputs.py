@@ -1,7 +1,5 @@
 """The files that the configuration names: read at start, and watched from then on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

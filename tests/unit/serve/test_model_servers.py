@@ -1,7 +1,5 @@
 """The servers of `epp up`: the forms that it takes, and the endpoints that it makes of their addresses."""
 
-from __future__ import annotations
-
 import pytest
 
 from epp.base.errors import ConfigError

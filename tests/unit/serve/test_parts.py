@@ -1,7 +1,5 @@
 """The parts that follow from the configuration alone, and where the hash secret of a process comes from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What `epp check` reports: certificates that do not fit, folders that cannot be written, too short waits."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The settings of the process: memory, the garbage collector, threads and open files."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from ctypes import CDLL

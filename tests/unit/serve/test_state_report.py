@@ -1,7 +1,5 @@
 """The picker's state as people, Prometheus and the status in a cluster see it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Typical mistakes of a first hour: each message says where, what was found, and what to write."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The work that the picker does at regular times."""
 
-from __future__ import annotations
-
 import logging
 import time
 

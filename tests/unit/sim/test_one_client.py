@@ -2,8 +2,6 @@
 in the learned rates, so a rule that believes the noise fills one cache and leaves the others empty.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 

@@ -5,8 +5,6 @@ in 10 blocks of 100. Where the source takes the first of equal servers, ours tak
 no rule gains or loses by the order of names.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ picker, with little traffic. The real picker inside the simulated fleet. It hear
 happens, and nothing stays booked.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

@@ -2,8 +2,6 @@
 promised properties.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

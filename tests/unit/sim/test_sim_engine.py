@@ -1,7 +1,5 @@
 """The simulated engine is compared with the real engine and with its own invariants."""
 
-from __future__ import annotations
-
 import math
 import random
 

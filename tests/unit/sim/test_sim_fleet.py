@@ -1,7 +1,5 @@
 """The fleet: one clock, events in order, and the reports that a router gets."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -2,8 +2,6 @@
 has eight tenths of the users.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """A source that fails is started again, and never ends the picker."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -1,7 +1,5 @@
 """The server of our own HTTP/2: which connections it keeps, and what a stop does to newcomers."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Iterator
 

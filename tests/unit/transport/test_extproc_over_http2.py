@@ -2,8 +2,6 @@
 socket.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 

@@ -1,7 +1,5 @@
 """Which connections the event loop serves next, in simulated time."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """How long the drain and the stop of the ext_proc server last, in simulated time."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Each slot of each block holds what was written there. The next token is a hash o
 from the slots. So a wrong table, a missing copy or an overwritten slot changes the answer.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Block hashes: which are equal, vLLM's formulas against recorded events, and scopes."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import struct

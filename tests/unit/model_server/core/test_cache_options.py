@@ -5,8 +5,6 @@ blocks that were computed after a selective load are kept apart from exact KV, a
 of them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections import Counter

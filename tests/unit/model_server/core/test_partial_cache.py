@@ -2,8 +2,6 @@
 block or in a copy.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 

@@ -2,8 +2,6 @@
 blocks before kept prompts do.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 from dataclasses import replace

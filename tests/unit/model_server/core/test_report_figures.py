@@ -2,8 +2,6 @@
 benchmark has all of them.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from bench.model_server.bench_hit_rate import (

@@ -1,7 +1,5 @@
 """lora-sync pass by pass, with a server that fails when the test says so."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Mapping

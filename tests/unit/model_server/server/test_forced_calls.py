@@ -1,7 +1,5 @@
 """Arguments of a forced call that cannot be decoded stay a text."""
 
-from __future__ import annotations
-
 from model_server.server.structured import call_in
 
 

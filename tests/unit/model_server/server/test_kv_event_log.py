@@ -2,8 +2,6 @@
 kept.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from model_server.core.cache_options import CacheOptions

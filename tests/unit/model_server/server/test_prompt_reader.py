@@ -2,8 +2,6 @@
 before it is decoded.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Requests wait until their prefix is fetched, and for nothing else. A store that fails costs only time."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence

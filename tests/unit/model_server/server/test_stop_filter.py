@@ -1,7 +1,5 @@
 """Stop strings, in answers that come in pieces cut anywhere."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

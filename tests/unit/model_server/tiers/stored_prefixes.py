@@ -4,8 +4,6 @@ that a test can kill.
 Run as a module, it opens the store in the given folder and writes until it is killed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import sys

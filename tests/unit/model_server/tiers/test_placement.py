@@ -2,8 +2,6 @@
 of prefixes. Which nodes are reordered, and in which order their tokens are stored then.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Rows 002-2 and 002-3: the threshold of similarity, and the order in which a node's tokens are stored."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

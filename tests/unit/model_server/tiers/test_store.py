@@ -1,7 +1,5 @@
 """The disk tier returns what was stored, whatever happened to the process or to the files."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import os

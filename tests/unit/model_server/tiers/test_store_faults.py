@@ -2,8 +2,6 @@
 filled, too many files.
 """
 
-from __future__ import annotations
-
 import errno
 import inspect
 import json

@@ -2,8 +2,6 @@
 are counted, and no caller waits.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

@@ -1,7 +1,5 @@
 """Requests that a picker sends and that end well, for the tests of misses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from epp.picker.picker import Picker

@@ -1,7 +1,5 @@
 """The reasons why prompt tokens were missed: one test for each cause, with the real picker."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -3,8 +3,6 @@ list of causes that all pages and commands show. The sample of chunks that remem
 sent, in bounded memory.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import re

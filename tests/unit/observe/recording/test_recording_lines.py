@@ -1,7 +1,5 @@
 """The lines of a recording, as they are written and read."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a recording keeps of a request, who gets its line, and how many lines wait."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

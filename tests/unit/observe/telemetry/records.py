@@ -1,7 +1,5 @@
 """Decisions and picks for tests of the pages that show them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from epp.base.types import Address, ApiKind, EndpointName, InferenceRequest

@@ -1,7 +1,5 @@
 """The data of the live page."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The list of all metrics: names that Prometheus accepts, each once, with a place where its objects are."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

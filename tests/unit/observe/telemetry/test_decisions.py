@@ -1,7 +1,5 @@
 """The ring of decisions: it is bounded, shows the newest first, and stays right when request ids repeat."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -2,8 +2,6 @@
 prometheus_client.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 how many lines it left out.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

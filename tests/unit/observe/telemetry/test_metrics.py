@@ -1,7 +1,5 @@
 """The values that Prometheus gets of events and of state."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The numbers that an autoscaler follows, over all servers of a base model."""
 
-from __future__ import annotations
-
 import pytest
 
 from epp.base.types import EndpointName

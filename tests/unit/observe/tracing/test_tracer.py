@@ -3,8 +3,6 @@ decision knows, and nothing that is unknown. The configuration and OpenTelemetry
 tracing on or off and give its bounds.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

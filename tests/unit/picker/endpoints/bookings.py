@@ -1,7 +1,5 @@
 """Endpoints, bookings and metrics pages for the tests of undone work."""
 
-from __future__ import annotations
-
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.picker.endpoints.backlog import Backlog, Booking
 from epp.picker.endpoints.endpoint_state import EndpointState

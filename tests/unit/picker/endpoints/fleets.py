@@ -1,7 +1,5 @@
 """Fleets of a few endpoints for the tests of this folder, and what happens to them."""
 
-from __future__ import annotations
-
 from epp.base.types import Endpoint, EndpointName
 from epp.config.policy import PolicySpec
 from epp.picker.endpoints.fleet import Fleet

@@ -1,7 +1,5 @@
 """Endpoints for the tests of this folder: each name of one letter has an address of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from epp.base.types import Address, Endpoint, EndpointName

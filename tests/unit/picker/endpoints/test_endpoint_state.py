@@ -2,8 +2,6 @@
 work. What a server's metrics page says about its undone work, its rate and its adapters.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName

@@ -1,7 +1,5 @@
 """The backlog of one server against a simple model, by a state machine: what bookings and pages do to it."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule

@@ -3,8 +3,6 @@ in a snapshot. An endpoint was away for a moment. The tests check which part of 
 is back.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """How fast servers compute prompts, learned from their times to first tokens and from busy times."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from itertools import pairwise

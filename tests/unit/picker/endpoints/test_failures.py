@@ -3,8 +3,6 @@ server: answers that begin and do not go on. Requests that ended without a token
 never make a server busier than others.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What the picker learns about the tokens of a model's prompts."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Which servers are asked for a model. The source declares models, and servers list models themselves."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -2,8 +2,6 @@
 news.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from epp.picker.endpoints.fleet import Unreported

@@ -2,8 +2,6 @@
 part of a prompt.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import inf
 

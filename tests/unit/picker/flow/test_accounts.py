@@ -1,7 +1,5 @@
 """What is counted: tokens a second, with Retry-After; tokens of each tenant; answers."""
 
-from __future__ import annotations
-
 from math import inf
 
 import pytest

@@ -1,7 +1,5 @@
 """Which requests go at once, which wait, and which are refused; what flow control needs of a request."""
 
-from __future__ import annotations
-
 from math import inf
 
 import pytest

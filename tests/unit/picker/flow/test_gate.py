@@ -3,8 +3,6 @@ more. The queue of one base model: its forecasts are the picker's own choices, a
 What flow control reads of a request's headers, and which of these headers no server sees.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import inf
 

@@ -1,7 +1,5 @@
 """The waiting requests: their order, their bounds, and their alarms."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from math import inf

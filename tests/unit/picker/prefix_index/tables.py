@@ -1,7 +1,5 @@
 """Small prefix tables for tests. Chunks are one byte each, so sizes are easy to follow."""
 
-from __future__ import annotations
-
 from epp.base.types import ChunkHash, EndpointName
 from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
 from epp.picker.prefix_index.upkeep import add_endpoint

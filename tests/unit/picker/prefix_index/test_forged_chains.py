@@ -4,8 +4,6 @@ For each of eight lanes, XXH3 adds the words of a chunk and the products of thei
 mixed with a key that comes from the seed. With the key, words can be chosen for any two sums.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import secrets

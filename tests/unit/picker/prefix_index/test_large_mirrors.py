@@ -2,8 +2,6 @@
 memory step by step. In one step, 150,000 prompts held the picker for 124 ms.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The servers' own reports correct the table: chains that a server holds or lacks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """Which hash secret the pickers of a pool agree on."""
 
-from __future__ import annotations
-
 import pytest
 
 from epp.picker.prefix_index.secret import HashSecret, derived

@@ -3,8 +3,6 @@ evicted, in which order, and how much. What a guess writes, what it never evicts
 Servers of the prefix table that join, change their size, restart or leave.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from epp.picker.guesses import drop_guess, guess_chain

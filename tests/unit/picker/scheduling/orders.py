@@ -1,7 +1,5 @@
 """The order in which a rule puts servers, for the tests of rules."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from typing import Any

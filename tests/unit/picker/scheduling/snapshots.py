@@ -1,7 +1,5 @@
 """Snapshots of made-up endpoints, for the tests of scheduling."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan

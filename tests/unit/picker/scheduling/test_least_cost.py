@@ -1,7 +1,5 @@
 """The preferences of the least-cost rule, and the parts of its price. `test_rules` has the other rules."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -2,8 +2,6 @@
 The tests also check the preferences of each rule except the least-cost rule.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from itertools import pairwise

@@ -3,8 +3,6 @@ always one. The slots of the endpoints, and the candidates of one request at one
 candidates is made when somebody looks, and shows what the rule saw.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Configurations for the tests of the bootstrap's parts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -2,8 +2,6 @@
 fail unnoticed. Tests of the real Envoy (`tests/integration`) show what it does with the others.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

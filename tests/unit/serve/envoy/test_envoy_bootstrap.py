@@ -2,8 +2,6 @@
 are refused.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 import subprocess

@@ -2,8 +2,6 @@
 written only if they change.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

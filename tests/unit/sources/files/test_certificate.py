@@ -1,7 +1,5 @@
 """A certificate that cannot be used is noticed before a handshake fails."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import ssl

@@ -1,7 +1,5 @@
 """What an endpoints file may contain, and the message for a wrong one."""
 
-from __future__ import annotations
-
 import pytest
 
 from epp.base.errors import ConfigError

@@ -1,7 +1,5 @@
 """A watched file, in all the ways in which files change."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """Kubernetes objects for the tests, as JSON values. A test names the fields that matter to it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

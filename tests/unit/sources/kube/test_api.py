@@ -2,8 +2,6 @@
 access to a cluster.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path

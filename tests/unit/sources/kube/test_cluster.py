@@ -1,7 +1,5 @@
 """The picker's part in a cluster, as a whole, beside an API server that answers over HTTP from memory."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

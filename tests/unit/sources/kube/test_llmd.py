@@ -1,7 +1,5 @@
 """InferenceModelRewrites and InferenceObjectives: which of them count, what they result in, their status."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which policy routes, and the status of the others."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Several InferencePools with an API server in memory: which endpoints there are, and when."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """The rules of the picker's Role: as few permissions as the requests of the picker need."""
 
-from __future__ import annotations
-
 from tests.harness.role import rules
 
 

@@ -1,7 +1,5 @@
 """What the statuses of policies and rewrites hold after merge patches, and when they are written."""
 
-from __future__ import annotations
-
 import json
 from random import Random
 from typing import Any

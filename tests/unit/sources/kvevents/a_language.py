@@ -1,7 +1,5 @@
 """A tiny tokenizer and chat template in a folder, as in a model's repository."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

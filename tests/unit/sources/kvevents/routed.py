@@ -1,7 +1,5 @@
 """Routed prompts of clients' requests, and the conversations and templates that several tests use."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

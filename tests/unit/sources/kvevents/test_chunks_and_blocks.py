@@ -2,8 +2,6 @@
 small steps.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

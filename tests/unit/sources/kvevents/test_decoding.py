@@ -1,7 +1,5 @@
 """KV events as several releases of vLLM send them, and messages that are not KV events."""
 
-from __future__ import annotations
-
 import contextlib
 import tracemalloc
 

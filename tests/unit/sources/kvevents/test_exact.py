@@ -2,8 +2,6 @@
 the picker's table.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Sequence

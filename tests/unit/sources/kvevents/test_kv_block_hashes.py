@@ -2,8 +2,6 @@
 and with the rule written a second time here.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

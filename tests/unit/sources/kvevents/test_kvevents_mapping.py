@@ -2,8 +2,6 @@
 template gets the conversation of the canonical prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -2,8 +2,6 @@
 are.
 """
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

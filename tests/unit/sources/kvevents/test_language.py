@@ -1,7 +1,5 @@
 """A model's folder as a server uses it: its template renders conversations, and its tokenizer cuts texts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

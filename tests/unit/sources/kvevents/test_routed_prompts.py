@@ -1,7 +1,5 @@
 """What the picker gives to exact mode, within its bounds."""
 
-from __future__ import annotations
-
 import random
 
 from epp.base.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest

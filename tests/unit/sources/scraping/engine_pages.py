@@ -2,8 +2,6 @@
 that nobody reads, in their order, with their labels and types.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

@@ -3,8 +3,6 @@
 The reader under test never sees this library, so the two can only agree by agreeing on the format.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The table of metrics of servers: each name means one number, and belongs to a known kind of server."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Answers of metrics pages, as they arrive from a connection."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

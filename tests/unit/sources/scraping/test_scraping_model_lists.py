@@ -1,7 +1,5 @@
 """A server's list of models is read strictly where routing depends on the field, and leniently elsewhere."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

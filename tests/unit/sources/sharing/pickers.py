@@ -1,7 +1,5 @@
 """Several real pickers with an exchange each. The test controls the channel between them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

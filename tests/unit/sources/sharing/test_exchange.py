@@ -2,8 +2,6 @@
 late or out of date.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace as changed
 
 import pytest

@@ -1,7 +1,5 @@
 """The local socket between the workers of one machine, with both of its ends in one process."""
 
-from __future__ import annotations
-
 import asyncio
 import struct
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """A batch with long chains is applied in portions, and costs no more than its bytes."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """What pickers learn from each other of prompts that one server computes for another (P/D)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -2,8 +2,6 @@
 channels, and the pool's key.
 """
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from msgspec.structs import replace

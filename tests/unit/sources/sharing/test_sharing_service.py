@@ -1,7 +1,5 @@
 """The loops of a picker's sharing over links that work, fail, and come back."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

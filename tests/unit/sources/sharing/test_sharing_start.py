@@ -1,7 +1,5 @@
 """Which sharing a configuration gives a picker, and the faults that are found before it starts."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import random
 import sys

@@ -1,7 +1,5 @@
 """Recordings made by the real picker and recorder, for the tests of replay."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is measured of one simulated request."""
 
-from __future__ import annotations
-
 import pytest
 
 from epp.tools.replay.trace import quantile, tpot_s, ttft_s

@@ -3,8 +3,6 @@ trace, and a fault names its line. `epp replay`: a recording is replayed with se
 side.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

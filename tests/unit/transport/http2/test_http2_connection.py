@@ -1,7 +1,5 @@
 """The connection object as a client sees it: calls, messages, headers, flow control and ends."""
 
-from __future__ import annotations
-
 import pytest
 
 from epp.transport.http2.frames import Code, HeaderReader, Kind, Limits, frame

@@ -3,8 +3,6 @@ closes with the right code. The first bytes, frames that carry no part of a call
 peer that takes too long: at its beginning, in a call, with its windows, in silence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

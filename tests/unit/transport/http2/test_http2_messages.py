@@ -1,7 +1,5 @@
 """Messages that DATA frames cut, join or leave unfinished."""
 
-from __future__ import annotations
-
 import pytest
 
 from epp.transport.http2.messages import Assembly, BadMessageError, Fault, Gone, HeldBytes, Holder, Message

@@ -2,8 +2,6 @@
 `tests/integration/test_vllm_offload_policy.py` tests the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from model_server.pods.vllm.offload_ranking import REMEMBERED_PER_CHUNK, USES_PER_CHUNK, OffloadRanking
