@@ -1,7 +1,5 @@
 """What is read from a metrics page, and which pages are not believed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -61,6 +59,7 @@ sglang:time_to_first_token_seconds_sum{model_name="m"} 4.5
 # TYPE sglang:lora_pool_slots_total gauge
 sglang:lora_pool_slots_total{model_name="m"} 8.0
 """
+NASTY = 'we"ird} 7\\path'
 PROCESS = b"""\
 # HELP process_cpu_seconds_total Total user and system CPU time spent in seconds.
 # TYPE process_cpu_seconds_total counter
@@ -116,15 +115,74 @@ def test_the_names_of_models_on_a_page_are_read_and_bounded() -> None:
     assert parse_page(SGLANG, scraped_at=0).models == {"m"}
 
 
-def test_the_stated_cache_size_is_believed_over_blocks_times_size() -> None:
-    got = parse_page(vllm_page([EngineState(cache_tokens=12345)]), scraped_at=0)
-    assert got.capacity_tokens == 12345
+SAID: dict[str, tuple[bytes, dict[str, object]]] = {
+    "the stated cache size is believed over blocks times size": (
+        vllm_page([EngineState(cache_tokens=12345)]),
+        {"capacity_tokens": 12345},
+    ),
+    "an unknown cache size is none": (
+        vllm_page([BUSY]).replace(b'num_gpu_blocks="1000"', b'num_gpu_blocks="None"'),
+        {"capacity_tokens": None, "block_size": 16},
+    ),
+    "a server without a loaded adapter says so by its count": (
+        vllm_page([BUSY]) + b'vllm:num_gpu_loaded_lora_adapters{model_name="m",engine="0"} 0\n',
+        {"loaded_adapters": frozenset()},
+    ),
+    "a server that does not count its loaded adapters": (vllm_page([BUSY]), {"loaded_adapters": None}),
+    "an idle server with adapters lists none of them": (
+        vllm_page([BUSY], loras=[LoraSeries(at=1.0, running="sql"), LoraSeries(at=2.0)]),
+        {"active_adapters": frozenset(), "max_lora": 4},
+    ),
+    "names with quotes, braces and backslashes are read as written": (
+        vllm_page([BUSY], loras=[LoraSeries(at=1.0, running=NASTY)], model=NASTY),
+        {"active_adapters": {NASTY}, "models": {NASTY}, "running": 3},
+    ),
+    "older spellings of vLLM": (
+        vllm_page([BUSY])
+        .replace(b"kv_cache_usage", b"gpu_cache_usage")
+        .replace(b":prefix_", b":gpu_prefix_"),
+        {"kv_usage": 0.25, "prefix_queries": 1200, "prefix_hits": 500},
+    ),
+    "of two spellings of one metric the newer counts once": (
+        b"# TYPE vllm:gpu_cache_usage_perc gauge\nvllm:gpu_cache_usage_perc 0.9\n" + vllm_page([BUSY]),
+        {"kv_usage": 0.25},
+    ),
+    "tensor parallel ranks of SGLang do not count twice": (
+        (
+            b'sglang:num_running_reqs{dp_rank="0",tp_rank="0"} 4\n'
+            b'sglang:num_running_reqs{dp_rank="0",tp_rank="1"} 4\n'
+            b'sglang:num_running_reqs{dp_rank="1",tp_rank="2"} 3\n'
+        ),
+        {"running": 7},
+    ),
+    "an SGLang server that has served nothing does not say its load": (
+        b'# TYPE sglang:cache_config_info gauge\nsglang:cache_config_info{num_pages="9"} 1\n',
+        {"running": None, "waiting": None, "kv_usage": None, "inside": None},
+    ),
+    "an older trtllm-serve says nothing of its load": (
+        b'trtllm_kv_cache_utilization{model_name="llama",engine_type="trtllm"} 0.5\n',
+        {"running": None, "waiting": None, "kv_usage": 0.5},
+    ),
+    "an unreadable counter is unknown, not zero": (
+        b"vllm:num_requests_running 1\nvllm:prompt_tokens_total NaN\nvllm:generation_tokens_total 4\n",
+        {"prompt_tokens": None, "generated_tokens": 4},
+    ),
+    "a last line without its end is not half read": (
+        b"vllm:num_requests_running 1\nvllm:prompt_tokens_total 12",
+        {"prompt_tokens": None},
+    ),
+    "a timestamp after the value is not the value": (
+        b"vllm:num_requests_running 5 1712345678000\n",
+        {"running": 5},
+    ),
+}
 
 
-def test_unknown_cache_size_is_none() -> None:
-    page = vllm_page([BUSY]).replace(b'num_gpu_blocks="1000"', b'num_gpu_blocks="None"')
+@pytest.mark.parametrize("claim", SAID)
+def test_what_a_page_says_is_read(claim: str) -> None:
+    page, expected = SAID[claim]
     got = parse_page(page, scraped_at=0)
-    assert (got.capacity_tokens, got.block_size) == (None, 16)
+    assert {name: getattr(got, name) for name in expected} == expected
 
 
 def test_adapters_that_a_server_says_are_loaded_are_read_with_idle_ones() -> None:
@@ -142,15 +200,6 @@ def test_adapters_that_a_server_says_are_loaded_are_read_with_idle_ones() -> Non
     got = parse_page(page, scraped_at=0)
     assert got.loaded_adapters == frozenset({"sql", "legal"})
     assert got.max_lora == 6
-    assert parse_page(vllm_page([BUSY]), scraped_at=0).loaded_adapters is None
-
-
-def test_a_server_without_a_loaded_adapter_says_so_by_its_count() -> None:
-    page = vllm_page([BUSY]) + (
-        b"# TYPE vllm:num_gpu_loaded_lora_adapters gauge\n"
-        b'vllm:num_gpu_loaded_lora_adapters{model_name="m",engine="0"} 0\n'
-    )
-    assert parse_page(page, scraped_at=0).loaded_adapters == frozenset()
 
 
 def test_the_newest_lora_series_counts() -> None:
@@ -164,37 +213,9 @@ def test_the_newest_lora_series_counts() -> None:
     assert got.max_lora == 6
 
 
-def test_an_idle_server_with_adapters_lists_none_of_them() -> None:
-    series = [LoraSeries(at=1.0, running="sql"), LoraSeries(at=2.0)]
-    got = parse_page(vllm_page([BUSY], loras=series), scraped_at=0)
-    assert (got.active_adapters, got.max_lora) == (frozenset(), 4)
-
-
-def test_names_with_quotes_braces_and_backslashes_are_read_as_written() -> None:
-    nasty = 'we"ird} 7\\path'
-    got = parse_page(vllm_page([BUSY], loras=[LoraSeries(at=1.0, running=nasty)], model=nasty), scraped_at=0)
-    assert got.active_adapters == {nasty}
-    assert got.running == 3
-
-
 def test_a_page_without_metadata_lines_reads_the_same() -> None:
     page = vllm_page([BUSY], loras=[LoraSeries(at=1.0, running="sql")])
     assert parse_page(without_metadata(page), scraped_at=0) == parse_page(page, scraped_at=0)
-
-
-def test_older_spellings_of_vllm_are_read() -> None:
-    page = (
-        vllm_page([BUSY])
-        .replace(b"kv_cache_usage_perc", b"gpu_cache_usage_perc")
-        .replace(b"vllm:prefix_cache_", b"vllm:gpu_prefix_cache_")
-    )
-    got = parse_page(page, scraped_at=0)
-    assert (got.kv_usage, got.prefix_queries, got.prefix_hits) == (0.25, 1200, 500)
-
-
-def test_where_two_spellings_of_one_metric_stand_the_newer_counts_once() -> None:
-    extra = b"# TYPE vllm:gpu_cache_usage_perc gauge\nvllm:gpu_cache_usage_perc 0.9\n"
-    assert parse_page(extra + vllm_page([BUSY]), scraped_at=0).kv_usage == 0.25
 
 
 def test_the_simulator_counts_prefix_hits_without_a_suffix() -> None:
@@ -210,22 +231,6 @@ def test_a_page_of_sglang_gives_the_same_fields() -> None:
     assert (got.prompt_tokens, got.cached_prompt_tokens) == (8128902, 1020)
     assert (got.finished, got.ttft_sum_s, got.ttft_count) == (15, 4.5, 15)
     assert got.prefix_queries is None
-
-
-def test_tensor_parallel_ranks_of_sglang_do_not_count_twice() -> None:
-    page = (
-        b'sglang:num_running_reqs{dp_rank="0",tp_rank="0"} 4\n'
-        b'sglang:num_running_reqs{dp_rank="0",tp_rank="1"} 4\n'
-        b'sglang:num_running_reqs{dp_rank="1",tp_rank="2"} 3\n'
-    )
-    assert parse_page(page, scraped_at=0).running == 7
-
-
-def test_an_sglang_server_that_has_served_nothing_does_not_say_its_load() -> None:
-    got = parse_page(
-        b'# TYPE sglang:cache_config_info gauge\nsglang:cache_config_info{num_pages="9"} 1\n', scraped_at=0
-    )
-    assert (got.running, got.waiting, got.kv_usage, got.inside) == (None, None, None, None)
 
 
 @pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"-Inf", b"-1.0", b"abc", b"1e300", b"0x10"])
@@ -249,12 +254,6 @@ def test_one_unreadable_engine_fails_the_load_of_all() -> None:
     )
     with pytest.raises(MetricsError, match="not a number"):
         parse_page(page, scraped_at=0)
-
-
-def test_an_unreadable_counter_is_unknown_not_zero() -> None:
-    page = b"vllm:num_requests_running 1\nvllm:prompt_tokens_total NaN\nvllm:generation_tokens_total 4\n"
-    got = parse_page(page, scraped_at=0)
-    assert (got.prompt_tokens, got.generated_tokens) == (None, 4)
 
 
 @pytest.mark.parametrize(
@@ -282,15 +281,6 @@ def test_a_page_cut_before_the_load_is_refused() -> None:
         )
 
 
-def test_a_last_line_without_its_end_is_not_half_read() -> None:
-    got = parse_page(b"vllm:num_requests_running 1\nvllm:prompt_tokens_total 12", scraped_at=0)
-    assert got.prompt_tokens is None
-
-
-def test_a_timestamp_after_the_value_is_not_the_value() -> None:
-    assert parse_page(b"vllm:num_requests_running 5 1712345678000\n", scraped_at=0).running == 5
-
-
 @pytest.mark.parametrize("head", [b"", b"# TYPE vllm:num_requests_running gauge\n"])
 @pytest.mark.parametrize("line", [b"vllm:x 1\n", b"# TYPE vllm:x gauge\n", b"vllm:num_requests_running 0\n"])
 def test_a_page_of_endless_lines_is_given_up(head: bytes, line: bytes) -> None:
@@ -309,15 +299,6 @@ def test_whole_pages_of_other_engines_are_read(engine: str, written: Callable[[b
     page, expected = PAGES[engine]
     got = parse_page(written(page), scraped_at=0)
     assert (got.running, got.waiting, got.kv_usage, got.block_size, got.capacity_tokens) == expected
-
-
-def test_an_older_trtllm_serve_says_nothing_of_its_load() -> None:
-    page = (
-        b"# TYPE trtllm_kv_cache_utilization gauge\n"
-        b'trtllm_kv_cache_utilization{model_name="llama",engine_type="trtllm"} 0.5\n'
-    )
-    got = parse_page(page, scraped_at=0)
-    assert (got.running, got.waiting, got.kv_usage) == (None, None, 0.5)
 
 
 def test_page_where_only_numbers_of_process_changed_is_not_parsed_again() -> None:
