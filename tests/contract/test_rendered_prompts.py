@@ -85,6 +85,9 @@ class Author:
                 {"type": "image_url", "image_url": {"url": self.said()}},
                 {"type": "image_url", "image_url": {"url": "data:,a"}, "uuid": self.said()},
                 {"image_url": self.said()},
+                {"type": "input_audio", "input_audio": {"data": self.said(), "format": "wav"}},
+                {"type": "audio_url", "audio_url": {"url": self.said()}},
+                {"type": "video_url", "video_url": {"url": self.said()}, "uuid": self.said()},
                 {"type": "thinking", "thinking": self.said()},
             )
         )
@@ -117,7 +120,10 @@ class Author:
         arguments = json.dumps({"a": self.said()})
         call = {"type": "function_call", "call_id": f"c{number}", "name": "ls", "arguments": arguments}
         output = {"type": "function_call_output", "call_id": f"c{number}", "output": self.said()}
-        return [{"role": "user", "content": self.said()}, *self.maybe(thought), call, output]
+        shown = {"type": "input_image", "image_url": self.said(), "detail": "auto"}
+        parts = [shown, {"type": "input_text", "text": self.said()}]
+        asked = {"role": "user", "content": self.rng.choice((self.said(), parts))}
+        return [asked, *self.maybe(thought), call, output]
 
 
 def objects(value: Any) -> list[Body]:
@@ -250,6 +256,10 @@ def pairs() -> list[Pair]:
         body = Author(rng).body(path)
         changed = deepcopy(body)
         CHANGES[change](changed, rng)
+        for each in (body, changed):
+            match each.get("input"):
+                case [{"role": "user", "content": str(said)}]:
+                    each["input"] = said
         found.append((change, path, body, changed))
 
     generate()

@@ -65,7 +65,9 @@ def rendered(path: str, body: dict[str, Any]) -> str:
     tracker, parser = chat_utils.MultiModalItemTracker, chat_utils.MultiModalContentParser
     tracker.add = lambda _, kind, item: f"<{kind} {item[1] or item[0]}>"
     tracker.resolve_items = lambda _: (None, None)
-    parser._connector = SimpleNamespace(fetch_image=str)  # noqa: SLF001
+    tracker.video_processor_name = None
+    fetching = SimpleNamespace(fetch_image=str, fetch_audio=str, fetch_video=lambda video_url, **_: video_url)
+    parser._connector = fetching  # noqa: SLF001
     conversation = chat_utils.parse_chat_messages(chat.messages, model, "string")[0]
     templates = jinja2.Environment()
     templates.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # as transformers does

@@ -11,8 +11,8 @@ from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.integrity import check_integrity
 
-A, B, C, D = (Address(f"10.0.0.{i}", 8000) for i in (1, 2, 3, 4))
-ADDRESSES = {"a": A, "b": B, "c": C, "d": D}
+ADDRESSES = {name: Address(f"10.0.0.{i}", 8000) for i, name in enumerate("abcdefghi", start=1)}
+A, B, C, D = (ADDRESSES[name] for name in "abcd")
 ELSEWHERE = Address("10.9.9.9", 8000)
 
 

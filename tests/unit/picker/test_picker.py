@@ -61,9 +61,8 @@ from tests.unit.sources.scraping.engine_pages import PAGES, idle
 def test_predicted_cached_tokens_are_whole_blocks_and_never_whole_prompt() -> None:
     picker = a_picker(on=endpoints("a"))
     picker.news.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, block_size=16), now=0.5)
-    serve(
-        picker, ask(text("p", 8192)), now=1.0
-    )  # 2,048 tokens are 128 blocks. Only whole chunks and whole blocks count.
+    # 2,048 tokens are 128 blocks. Only whole chunks and whole blocks count.
+    serve(picker, ask(text("p", 8192)), now=1.0)
     assert picker.pick(ask(text("p", 8192)), now=2.0).decision.matched_tokens == 2032
 
 
@@ -143,26 +142,6 @@ def test_a_policy_may_refuse_requests_when_all_endpoints_are_saturated(rule: Rul
     assert picker.caches.table.entries == 0
 
 
-def test_a_server_without_numbers_gets_its_share_beside_vllm() -> None:
-    picker, counts = a_picker(), dict.fromkeys("abcd", 0)
-    open_picks: list[Pick] = []
-    for number in range(400):
-        now = 1.0 + number / 20
-        if number % 20 == 0:
-            for name in "abcd":
-                page = EndpointMetrics(scraped_at=now)
-                if name != "d":
-                    page = replace(page, running=in_flight(picker).get(name, 0), waiting=0)
-                picker.news.observe(EndpointName(name), page, now=now)
-        if len(open_picks) == 8:
-            done = open_picks.pop(0)
-            picker.on_response_headers(done, status=200, served=done.destinations[0], now=now)
-            picker.end(done, outcome="ended", now=now)
-        open_picks.append(picker.pick(ask(text(f"p{number}"), stream=True), now=now))
-        counts[open_picks[-1].decision.chosen] += 1
-    assert 80 < counts["d"] < 120
-
-
 def test_two_names_of_one_model_share_a_prefix_and_an_adapter_does_not() -> None:
     cards = (ModelCard("a", root="/m"), ModelCard("b", root="/m"), ModelCard("lora", parent="a"))
     picker = a_picker()
@@ -196,18 +175,27 @@ def test_a_clock_that_jumps_leaves_no_server_out_and_no_work_behind(jump_s: floa
     assert sum(undone(picker, name, now=now) for name in "ab") < 100
 
 
-@pytest.mark.parametrize("engine", [*PAGES, "TensorRT-LLM, or no page"])
-def test_an_engine_beside_vllm_gets_its_fair_share(engine: str) -> None:
+@pytest.mark.parametrize("at_once", [1, 16])
+def test_engines_of_every_kind_get_their_fair_share_of_one_pool(at_once: int) -> None:
+    """Two vLLM servers, one of each other engine, and two without numbers: the page `[]`, and none."""
     vllm = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
-    picker = a_picker(on=endpoints("abc"))
-    chosen = []
-    for n in range(60):
-        other = idle(PAGES[engine][0]) if engine in PAGES else b""
-        for name, page in zip("abc", (vllm, vllm, other), strict=True):
-            read = parse_page(page, scraped_at=float(n)) if page else EndpointMetrics(scraped_at=float(n))
-            picker.news.observe(EndpointName(name), read, now=float(n))
-        chosen.append(serve(picker, ask(text(f"p{n}")), now=n + 0.1).decision.chosen)
-    assert 14 <= chosen.count(EndpointName("c")) <= 26
+    others = [idle(page) for page, _ in PAGES.values()]
+    pages = dict(zip("abcdefghi", (vllm, vllm, *others, b"", b""), strict=True))
+    picker, counts, begun = a_picker(on=endpoints("".join(pages))), dict.fromkeys(pages, 0), list[Pick]()
+    for number in range(900):
+        now = 1.0 + number / 20
+        for name, page in pages.items() if number % 20 == 0 else ():
+            read = parse_page(page, scraped_at=now) if page else EndpointMetrics(scraped_at=now)
+            if read.running is not None:
+                read = replace(read, running=in_flight(picker).get(name, 0))
+            picker.news.observe(EndpointName(name), read, now=now)
+        if len(begun) == at_once:
+            done = begun.pop(0)
+            picker.on_response_headers(done, status=200, served=done.destinations[0], now=now)
+            picker.end(done, outcome="ended", now=now)
+        begun.append(picker.pick(ask(text(f"p{number}"), stream=True), now=now))
+        counts[begun[-1].decision.chosen] += 1
+    assert all(75 < count < 125 for count in counts.values()), counts
 
 
 def heard_picker() -> tuple[Picker, list[PickerEvent]]:
