@@ -80,7 +80,7 @@ def main() -> None:
         bench = (
             runs.prepare_shape(args.shape, device_name=args.device, num_blocks=8192)
             if args.shape
-            else runs.prepare(layers=args.layers, num_blocks=8192)
+            else runs.prepare(layers=args.layers, num_blocks=5120)
         )
     except ModelError as error:
         parser.error(str(error))
