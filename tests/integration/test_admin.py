@@ -302,26 +302,16 @@ async def test_a_connection_that_arrives_at_a_stop_is_closed_without_an_error(tu
     await connect_and_stop(await admin.start(), admin.stop, turns=turns)
 
 
-@asynccontextmanager
-async def running_admin() -> AsyncIterator[Address]:
-    admin = an_admin()
-    address = await admin.start()
-    try:
-        yield address
-    finally:
-        await admin.stop()
-
-
-async def test_a_thousand_half_sent_requests_do_not_keep_a_probe_out() -> None:
-    async with running_admin() as address, AsyncExitStack() as stack:
+async def test_a_thousand_half_sent_requests_do_not_keep_a_probe_out(admin: Admin) -> None:
+    address = admin.address
+    async with AsyncExitStack() as stack:
         for n in range(1_000):
             _, writer = await stack.enter_async_context(connection(address))
             writer.write(HALF)
             if n % 250 == 0:
                 assert (await send_raw(address, WHOLE)).status == 200
         assert (await send_raw(address, WHOLE)).status == 200
-        async with aiohttp.ClientSession() as session, session.get(f"http://{address}/metrics") as response:
-            page = await response.text()
+        page = await admin.text("/metrics")
         open_fds = next(
             float(line.split()[1]) for line in page.splitlines() if line.startswith("process_open_fds")
         )

@@ -83,40 +83,6 @@ def test_the_adapters_and_names_on_the_command_line_are_served() -> None:
         assert process.wait(timeout=60) == 0
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--num-blocks", "10", "--max-model-len", "161"], "no room for a longer request"),
-        (["--speed", "0"], "positive"),
-        (["--lora", "=x"], "needs a name"),
-        (["--lora", "x", "--lora", "x"], "loaded already"),
-        (["--max-queue", "0"], "--max-queue"),
-        (["--port", "70000"], "is not a port"),
-        (["--max-body-bytes", "0"], "--max-body-bytes"),
-        (["--drain-timeout-s", "nan"], "--drain-timeout-s"),
-        (["--kv-events-endpoint", "localhost:5557"], "an example of an address is tcp://*:5557"),
-        (["--kv-events-replay-endpoint", "tcp://*:5558"], "give both"),
-        (
-            ["--kv-events-endpoint", "tcp://*:5557", "--kv-events-replay-endpoint", "tcp://*:5557"],
-            "two addresses",
-        ),
-        (["--kv-events-endpoint", "tcp://*:5557", "--no-prefix-caching"], "switched off"),
-        (["--kv-events-endpoint", "tcp://*:5557", "--kv-events-buffer", "-1"], "replay buffer"),
-        (["--kv-events-endpoint", "tcp://*:5557", "--partial-blocks"], "full blocks only"),
-        (["--max-unused-blocks", "-1"], "max_unused_blocks"),
-        (["--cost", "/nonexistent/costs.yaml"], "/nonexistent/costs.yaml"),
-        (["--runner", "hf", "--threads", "0"], "--threads"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused_in_one_line(
-    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["serve", "--port", "0", *flags]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert message in said
-
-
 def test_a_taken_port_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     with serving_process() as (_, port):
         assert main(["serve", "--port", str(port)]) == 1

@@ -24,24 +24,24 @@ async def decided(gateway: Gateway, request_id: str) -> dict[str, Any]:
     return decision
 
 
-async def reload_ok(gateway: Gateway, source: str, expected: float) -> None:
-    """Wait until the newest content of the file is in use (1) or is refused (0)."""
+async def shown(gateway: Gateway, series: str, *, what: str) -> None:
+    """Wait until the picker's metrics have a line."""
 
     async def told() -> bool:
-        series = f'epp_reload_ok{{source="{source}"}} {expected}'
         return series in (await gateway.picker.metrics()).splitlines()
 
-    await wait_until(told, what=f"the {source} file is {'taken' if expected else 'refused'}")
+    await wait_until(told, what=what)
+
+
+async def reload_ok(gateway: Gateway, source: str, expected: float) -> None:
+    """Wait until the newest content of the file is in use (1) or is refused (0)."""
+    what = f"the {source} file is {'taken' if expected else 'refused'}"
+    await shown(gateway, f'epp_reload_ok{{source="{source}"}} {expected}', what=what)
 
 
 async def policy_in_use(gateway: Gateway, *, policy: str, rule: str) -> None:
-    """Wait until this policy is in use."""
-
-    async def told() -> bool:
-        series = f'epp_policy_info{{policy="{policy}",rule="{rule}"}} 1.0'
-        return series in (await gateway.picker.metrics()).splitlines()
-
-    await wait_until(told, what=f"policy {policy} is in use")
+    series = f'epp_policy_info{{policy="{policy}",rule="{rule}"}} 1.0'
+    await shown(gateway, series, what=f"policy {policy} is in use")
 
 
 @pytest.mark.core

@@ -6,16 +6,32 @@ import pytest
 
 from model_server.cli import main
 
+EVENTS = ("--kv-events-endpoint", "tcp://*:5557")
+
 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
         (["--num-blocks", "0"], "--num-blocks must be at least 1"),
         (["--max-model-len", "0"], "--max-model-len must be at least 1"),
-        (["--port", "99999"], "--port 99999"),
+        (["--num-blocks", "10", "--max-model-len", "161"], "no room for a longer request"),
+        (["--port", "99999"], "--port 99999 is not a port"),
         (["--port-file", "/nowhere/port.txt"], "there is no folder /nowhere"),
+        (["--speed", "0"], "positive"),
         (["--lora", "=x"], "needs a name"),
+        (["--lora", "x", "--lora", "x"], "loaded already"),
+        (["--max-queue", "0"], "--max-queue"),
+        (["--max-body-bytes", "0"], "--max-body-bytes"),
+        (["--drain-timeout-s", "nan"], "--drain-timeout-s"),
+        (["--max-unused-blocks", "-1"], "max_unused_blocks"),
         (["--cost", "/nowhere/costs.yaml"], "/nowhere/costs.yaml cannot be read"),
+        (["--runner", "hf", "--threads", "0"], "--threads"),
+        (["--kv-events-endpoint", "localhost:5557"], "an example of an address is tcp://*:5557"),
+        (["--kv-events-replay-endpoint", "tcp://*:5558"], "give both"),
+        ([*EVENTS, "--kv-events-replay-endpoint", "tcp://*:5557"], "two addresses"),
+        ([*EVENTS, "--no-prefix-caching"], "switched off"),
+        ([*EVENTS, "--kv-events-buffer", "-1"], "replay buffer"),
+        ([*EVENTS, "--partial-blocks"], "full blocks only"),
     ],
 )
 def test_an_invalid_flag_of_serve_is_an_error_of_one_line(

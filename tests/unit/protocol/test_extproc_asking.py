@@ -33,7 +33,6 @@ from tests.unit.protocol.stream_bench import (
     routed,
     run,
     slots,
-    through,
 )
 
 
@@ -164,25 +163,32 @@ def test_clean_close_after_the_pick_is_no_abort_if_only_pick_was_asked_for(bench
     assert second.matched_tokens > 0, "the table keeps the prompt, because the server computes it"
 
 
-def test_a_stream_that_is_cut_after_the_pick_counts_as_aborted(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("first", "answered", "cut", "shows_answers", "outcome"),
+    [
+        (BARE, False, True, None, "aborted"),
+        (head(None), False, False, False, "detached"),
+        (head(BUFFERED), False, False, None, "aborted"),
+        (head(BUFFERED), True, False, None, "ended"),
+    ],
+    ids=[
+        "cut",
+        "clean, where no answer is shown",
+        "clean, as when a client leaves",
+        "clean, after the answer",
+    ],
+)
+def test_the_close_of_a_stream_says_how_its_request_ended(
+    first: RequestHeaders, outcome: str, *, answered: bool, cut: bool, shows_answers: bool | None
+) -> None:
+    bench = Bench(settings=StreamSettings(shows_answers=shows_answers is not False))
     stream = bench.stream()
-    run(stream, BARE, RequestBody(BODY, end_of_stream=True))
-    stream.close(now=4.0)
-    assert bench.seen.over[0].decision.outcome == "aborted"
-
-
-def test_a_clean_close_before_a_shown_answer_is_an_abort(bench: Bench) -> None:
-    """Envoy ends its side in this way when the client goes away."""
-    stream = through(bench)
-    stream.half_close(now=4.0)
-    assert bench.seen.over[0].decision.outcome == "aborted"
-
-
-def test_a_clean_close_after_the_answer_ends_the_request(bench: Bench) -> None:
-    stream = through(bench)
-    run(stream, ResponseHeaders(OK))
-    stream.half_close(now=4.0)
-    assert bench.seen.over[0].decision.outcome == "ended"
+    run(stream, first, RequestBody(BODY, end_of_stream=True), *([ResponseHeaders(OK)] if answered else []))
+    if cut:
+        stream.close(now=4.0)
+    else:
+        stream.half_close(now=4.0)
+    assert bench.seen.over[0].decision.outcome == outcome
 
 
 def test_a_request_without_a_body_is_routed_from_its_headers(bench: Bench) -> None:
@@ -203,14 +209,6 @@ def test_the_policy_may_ask_for_fewer_than_the_gateway_can_read() -> None:
     bench = Bench(settings=StreamSettings(max_destinations=8), max_destinations=2)
     (answer,) = routed(run(bench.stream(), head(BUFFERED), RequestBody(BODY, end_of_stream=True)))
     assert len(answer.destination.split(",")) == 2
-
-
-def test_the_configuration_may_say_that_the_gateway_shows_no_answers() -> None:
-    bench = Bench(settings=StreamSettings(shows_answers=False))
-    stream = bench.stream()
-    run(stream, head(None), RequestBody(BODY, end_of_stream=True))
-    stream.half_close(now=4.0)
-    assert bench.seen.over[0].decision.outcome == "detached"
 
 
 @pytest.mark.parametrize(

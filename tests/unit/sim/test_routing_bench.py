@@ -40,15 +40,13 @@ TINY = Setting(num_servers=3, scale=0.02)
 RATES = {"b2b": (2.0, 0.0), "hot": (4.0, 0.0), "lora": (5.0, 0.0), "chat": (3.0, 12.0)}
 
 
-def run_of(
-    rule: str, workload: str = "b2b", *, load: float = 0.9, setting: Setting = TINY, seed: int = 1
-) -> Run:
+def run_of(rule: str, workload: str = "b2b", *, load: float = 0.9, setting: Setting = TINY) -> Run:
     rate, unloaded_s = RATES.get(workload, (1.0, 8.0))
     return Run(
         workload=workload,
         rule=rule,
         load=load,
-        seed=seed,
+        seed=1,
         setting=setting,
         capacity_per_s=rate,
         unloaded_s=unloaded_s,
@@ -141,19 +139,8 @@ SEEDS = (1, 2)
 
 def row(capacity: tuple[float, float], *, replicas: int, share_delay_s: float | None = None) -> Row:
     setting = Setting(scale=SCALE, replicas=replicas, share_delay_s=share_delay_s)
-    runs = [
-        Run(
-            workload="b2b",
-            rule="least-cost",
-            load=0.9,
-            seed=seed,
-            setting=setting,
-            capacity_per_s=capacity[0],
-            unloaded_s=capacity[1],
-        )
-        for seed in SEEDS
-    ]
-    return mean_row([simulate(run).row for run in runs])
+    run = replace(run_of("least-cost", setting=setting), capacity_per_s=capacity[0], unloaded_s=capacity[1])
+    return mean_row([simulate(replace(run, seed=seed)).row for seed in SEEDS])
 
 
 @pytest.mark.slow
@@ -191,15 +178,6 @@ def test_everything_booked_is_released(replicas: int, changes: tuple[Change, ...
         assert all(state.in_flight == 0 for state in picker.fleet.states())
 
 
-def test_the_picker_learns_the_servers_speed_from_their_pages() -> None:
-    router, fleet = a_run()
-    fleet.run()
-    rates = [state.tokens_per_s for state in router.pickers[0].fleet.states()]
-    assert all(2000 < rate < 8000 for rate in rates), (
-        "below the rate of an empty context, because prompts are long"
-    )
-
-
 def test_loading_adapters_does_not_make_the_servers_seem_slow() -> None:
     spec = SPECS["lora"]
     assert spec.make is not None
@@ -211,16 +189,6 @@ def test_loading_adapters_does_not_make_the_servers_seem_slow() -> None:
     assert outcome.adapter_loads > 100
     rates = [state.tokens_per_s for state in router.pickers[0].fleet.states()]
     assert all(5000 < rate < 8000 for rate in rates), "the rate would be 4,000 if loads counted as prefill"
-
-
-def test_the_pickers_table_has_the_capacity_of_each_server() -> None:
-    router, fleet = a_run()
-    fleet.run()
-    table = router.pickers[0].caches.table
-    for name, engine in fleet.engines.items():
-        mirror = next(n for n in table.mirrors if n == name)
-        capacity_bytes = engine.shape.capacity_tokens * 4
-        assert table.mirrors[mirror].capacity_bytes == pytest.approx(capacity_bytes, rel=0.05)
 
 
 def test_vllm_servers_that_share_a_gpu_find_their_share_of_it_free() -> None:

@@ -43,25 +43,23 @@ def test_undone_work_counts_in_seconds_of_all_servers_together() -> None:
     assert pool.saturation == pytest.approx(0.6)
 
 
-def test_twice_as_many_servers_halve_the_saturation() -> None:
-    few = [server("a", backlog=4000)]
-    (before,), (after,) = (pools_of(each, [], goal_s=2.0) for each in (few, [*few, server("b")]))
-    assert (before.saturation, after.saturation) == (2.0, 1.0)
-
-
-def test_caches_that_are_full_of_running_requests_also_mean_saturation() -> None:
-    (pool,) = pools_of([server("a", kv=0.9), server("b", kv=0.7), server("c", kv=None)], [], goal_s=2.0)
-    assert pool.saturation == pytest.approx(0.8)
-
-
-def test_servers_that_compute_most_of_the_time_are_saturated() -> None:
-    (pool,) = pools_of([server("a", computed=900), server("b", computed=300)], [], goal_s=2.0)
-    assert (pool.busy, pool.saturation) == (0.6, 0.6)
-
-
-def test_a_server_with_impossible_counters_does_not_raise_the_saturation() -> None:
-    (pool,) = pools_of([server("a", computed=1e15), server("b"), server("c"), server("d")], [], goal_s=2.0)
-    assert (pool.busy, pool.saturation) == (0.25, 0.25)
+@pytest.mark.parametrize(
+    ("servers", "busy", "saturation"),
+    [
+        ([server("a", kv=0.9), server("b", kv=0.7), server("c", kv=None)], 0.0, 0.8),
+        ([server("a", computed=900), server("b", computed=300)], 0.6, 0.6),
+        ([server("a", computed=1e15), server("b"), server("c"), server("d")], 0.25, 0.25),
+        ([server("a", backlog=4000)], 0.0, 2.0),
+        ([server("a", backlog=4000), server("b")], 0.0, 1.0),
+    ],
+    ids=["full caches", "busy servers", "impossible counters", "undone work", "twice as many servers"],
+)
+def test_the_saturation_is_the_largest_of_three_shares(
+    servers: list[EndpointStatus], busy: float, saturation: float
+) -> None:
+    (pool,) = pools_of(servers, [], goal_s=2.0)
+    assert pool.busy == busy
+    assert pool.saturation == pytest.approx(saturation)
 
 
 def test_servers_that_take_no_requests_are_not_counted() -> None:

@@ -126,15 +126,13 @@ def test_a_restarted_picker_takes_the_last_accepted_spec_from_the_status() -> No
     assert after.acting == ("p", 1, "affinity")
 
 
-def test_a_spec_that_another_pool_accepted_does_not_route() -> None:
-    status = {"lastAccepted": {"generation": 1, "spec": {"targetRef": {"name": "a"}, "rule": "affinity"}}}
-    found = JudgedPolicies(policy("p", generation=2, sessionHeader="host", status=status))
-    assert found.outcome.acting == DEFAULT_POLICY
-
-
-@pytest.mark.parametrize(("generation", "rule"), [(1, "fastest"), (9, "affinity")])
-def test_a_last_accepted_spec_that_is_invalid_or_later_is_not_used(generation: int, rule: str) -> None:
-    accepted = {"targetRef": {"name": "vllm"}, "rule": rule}
+@pytest.mark.parametrize(
+    ("generation", "pool", "rule"), [(1, "vllm", "fastest"), (9, "vllm", "affinity"), (1, "a", "affinity")]
+)
+def test_a_last_accepted_spec_is_not_used_if_invalid_later_or_anothers(
+    generation: int, pool: str, rule: str
+) -> None:
+    accepted = {"targetRef": {"name": pool}, "rule": rule}
     status = {"lastAccepted": {"generation": generation, "spec": accepted}}
     found = JudgedPolicies(policy("p", generation=2, mode="DryRun", status=status))
     assert found.outcome.acting == DEFAULT_POLICY
