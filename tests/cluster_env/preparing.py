@@ -13,15 +13,20 @@ def install_inference_pool(plane: ControlPlane) -> None:
     plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", "-f", plane.tools.crds)
 
 
-def create_namespace(plane: ControlPlane, name: str, *, timeout_s: float = 60.0) -> None:
+def create_namespace(plane: ControlPlane, name: str) -> None:
     """Create a namespace. Return once its default service account exists, because no pod is admitted without
     it.
     """
     plane.kubectl("create", "namespace", name)
-    deadline = time.monotonic() + timeout_s
+    await_success(plane, "get", "serviceaccount", "default", "--namespace", name)
+
+
+def await_success(plane: ControlPlane, *words: str) -> None:
+    """Run kubectl until it succeeds, for at most a minute."""
+    deadline = time.monotonic() + 60.0
     while True:
         try:
-            plane.kubectl("get", "serviceaccount", "default", "--namespace", name)
+            plane.kubectl(*words)
         except CommandFailedError:
             if time.monotonic() > deadline:
                 raise

@@ -4,12 +4,14 @@ misses.
 
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from epp.base.types import Address, ApiKind, EndpointName
+from msgspec import structs
+
+from epp.base.types import Address, EndpointName
 from epp.config.policy import DEFAULT_POLICY
 from epp.observe.misses.accounts import CAUSES
 from epp.observe.telemetry.admin import AdminServer
@@ -17,8 +19,9 @@ from epp.observe.telemetry.board import Board
 from epp.observe.telemetry.decisions import DecisionRing, RefusalRecord
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
-from epp.picker.decision import Candidate, Decision, WouldPick
+from epp.picker.decision import Decision, WouldPick
 from epp.picker.flow.accounts import FlowStatus, WaitingTenant
+from tests.unit.observe.telemetry.records import decision
 
 
 def a_board(
@@ -91,59 +94,45 @@ def _endpoint(k: int, n: int, rng: random.Random) -> EndpointStatus:
 
 
 def decision_for(number: int, *, name: str = "vllm-0", tried: bool = False) -> Decision:
-    rng = random.Random(number)
-    parts: Mapping[str, float] = {
-        "backlog": 0.12,
-        "prefill": 0.2,
-        "stall": 0.05,
-        "lora": 0.0,
-        "failing": 0.0,
-    }
+    made = decision(
+        f"{random.Random(number).getrandbits(64):016x}",
+        chosen=name,
+        model="llama-3-8b",
+        prompt_tokens=3400,
+        matched_tokens=2048,
+    )
+    parts = {"backlog": 0.12, "prefill": 0.2, "stall": 0.05, "lora": 0.0, "failing": 0.0}
     names = [name, *(other for n in range(4) if (other := f"vllm-{n}") != name)]
-    candidates = tuple(
-        Candidate(
+    candidates = [
+        structs.replace(
+            made.candidates[k > 0],
             name=EndpointName(names[k]),
-            address=Address("10.0.0.1", 8000),
-            matched_tokens=2048 if k == 0 else 0,
             uncached_tokens=1000 + 400 * k,
             backlog_tokens=900 * k,
             in_flight=k + 1,
-            waiting=0,
-            kv_usage=0.5,
-            prefill_tokens_per_s=8000.0,
             score_s=sum(parts.values()) * (1 + 0.6 * k),
             parts_s={part: value * (1 + 0.6 * k) for part, value in parts.items()},
             excluded="failing" if k == 2 else "",
         )
         for k in range(4)
+    ]
+    would = WouldPick(
+        "tried",
+        "affinity",
+        EndpointName("vllm-3" if tried else name),
+        "prefix",
+        agrees=not tried,
+        more_cached_tokens=900 if tried else 0,
+        more_s=-0.1125 if tried else 0.0,
     )
-    return Decision(
-        request_id=f"{rng.getrandbits(64):016x}",
+    return structs.replace(
+        made,
         at_unix_s=time.time() - 50 + number,
-        kind=ApiKind.CHAT,
-        model="llama-3-8b",
-        adapter="",
-        rule="least-cost",
-        policy="default",
-        prompt_tokens=3400,
-        prompt_chunks=50,
-        matched_tokens=2048,
-        reason="prefix",
-        chosen=EndpointName(name),
-        destinations=(Address("10.0.0.1", 8000),),
-        candidates=candidates,
+        candidates=tuple(candidates),
         status=200,
         outcome="ended",
         ttft_s=0.18 if number % 3 == 0 else None,
-        dry_run=WouldPick(
-            "tried",
-            "affinity",
-            EndpointName("vllm-3" if tried else name),
-            "prefix",
-            agrees=not tried,
-            more_cached_tokens=900 if tried else 0,
-            more_s=-0.1125 if tried else 0.0,
-        ),
+        dry_run=would,
     )
 
 

@@ -7,7 +7,6 @@ to a picker.
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +19,8 @@ from epp.config.kubernetes import Kubernetes
 from epp.config.policy import API_VERSION, KIND
 from epp.sources.kube.api import Api, ApiError
 from epp.sources.kube.objects import PLURAL
-from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
+from tests.cluster_env.control_plane import ControlPlane
+from tests.cluster_env.preparing import await_success
 from tests.harness.listening import WebServer
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
@@ -39,16 +39,7 @@ def install_policy_crd(plane: ControlPlane) -> None:
     plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd_yaml())
     name = next(yaml.safe_load_all(crd_yaml()))["metadata"]["name"]
     plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{name}")
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            plane.kubectl("get", PLURAL, "--all-namespaces")
-        except CommandFailedError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-        else:
-            return
+    await_success(plane, "get", PLURAL, "--all-namespaces")
 
 
 def picker_account(
