@@ -3,11 +3,10 @@
 `TokenEstimate` learns from `usage` by which factors a model differs, one for what is seen and one for what
 lasts (sound and films), so a guess has to be in proportion, not right. Pictures: a token for each square of
 28 pixels, 4 to 16,384 in all (Qwen2-VL, `min_pixels` and `max_pixels`). Sound: 25 tokens a second
-(Qwen2-Audio), at the rate in a WAV's header or at 128 kbit/s. Films: 256 tokens a second, at 2 Mbit/s. A URL
-counts as a picture of 900 x 900 pixels. Only headers are decoded: a JPEG's size is searched in its first
-`_MOST_SEGMENTS` segments, and a picture with JSON's escaped slash in the base64 of its header counts as
-`UNKNOWN`. All media of a request together count as at most `MOST_TOKENS`. Pure. Called by `canonical` and
-`parse`.
+(Qwen2-Audio), at the rate in a WAV's header or at 128 kbit/s. Films: 256 tokens a second, at 2 Mbit/s. Only
+headers are decoded: a JPEG's size is searched in its first `_MOST_SEGMENTS` segments, and a picture with
+JSON's escaped slash in the base64 of its header counts as `UNKNOWN`. All media of a request together count as
+at most `MOST_TOKENS`. Pure. Called by `canonical` and `parse`.
 """
 
 from __future__ import annotations
@@ -22,12 +21,13 @@ from msgspec import Raw
 Guess = tuple[int, bool]
 """Tokens, and whether they grow with time, as those of sound and films do."""
 UNKNOWN: Final = (1024, False)
-"""The guess for media of unknown size, and for a stored conversation."""
+"""The guess for media of unknown size (900 x 900 pixels), and for a stored conversation."""
 SOUND_BYTES: Final = 640
 """Bytes for each token of sound."""
 _FILM_BYTES: Final = 1000
 MOST_TOKENS: Final = 16_384
 """Most guessed tokens of one request, so that a few bytes book no huge backlog."""
+_SHOWN: Final = re.compile(rb"^$|image|audio|video|document|file")  # others, as tool_reference, are texts
 _SQUARE: Final = 28
 _DATA: Final = re.compile(rb';base64,|"data"\s*:\s*"')
 _SEARCHED_BYTES: Final = 512
@@ -40,7 +40,7 @@ def media_tokens(part: Raw, *, kind: bytes) -> Guess:
     view = memoryview(part)
     found = _DATA.search(bytes(view[:_SEARCHED_BYTES]))
     if found is None:
-        return UNKNOWN
+        return UNKNOWN if _SHOWN.search(kind) else (1 + len(view) // 4, False)
     data = view[found.end() :]
     head, size = _decoded(data, 0, _HEADER_BYTES), len(data) * 3 // 4
     if b"audio" in kind:
