@@ -207,14 +207,17 @@ class Commits:
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _may_be_empty(self, pick: Pick, *, now: float) -> bool:
-        """Return whether an answer that began well ended so soon that it may hold no token, and nobody has
-        read a token there lately.
+        """Return whether an answer that began well may hold no token. It ended very soon, and nobody has read
+        a token there lately, or before its prompt can be computed: if a client leaves, Envoy reports an end.
         """
         if pick.decision.kind in _WITHOUT_TOKENS:
             return False
         doubtful = self._fleet.answers.ended(pick.state, pick.wait, now=now)
         if doubtful:
             self._said_no(pick, now=now)
+        takes_s = pick.guess.booking.tokens / pick.state.tokens_per_s
+        if pick.streams and not pick.guess.proven and now - pick.wait.sent_at < takes_s:
+            doubtful, pick.computed = True, False
         return doubtful
 
     def _said_no(self, pick: Pick, *, now: float) -> None:

@@ -159,13 +159,9 @@ class FleetNews:
         state = self.fleet.at(served)
         if state is None or state.endpoint.rank is not None:
             return False
-        self.on_cut(state, now=now)
+        self.fleet.failures.failed(state, Form.CUTS, now=now)
         self.send(Cut(now, state))
         return True
-
-    def on_cut(self, state: EndpointState, *, now: float) -> None:
-        """Note that a server cut an answer midway, as reported to this picker or to another one."""
-        self.fleet.failures.failed(state, Form.CUTS, now=now)
 
     def left_out(self, *, now: float) -> Mapping[EndpointState, str]:
         """Return servers that get only trial requests, and why."""

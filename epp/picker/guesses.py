@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 from typing import Final
 
-from epp.base.types import ChunkHash, EndpointName
+from epp.base.types import ChunkHash, EndpointMetrics, EndpointName
 from epp.picker.endpoints.backlog import Booking
 from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, PAGE_AGE_S, EndpointState
 from epp.picker.endpoints.fleet import Fleet
@@ -81,8 +82,9 @@ class Guesses:
         """The rules that choose: the policy's, and that of the policy in dry run."""
         self._awaited: dict[Booking, Pick | PrefillJob] = {}
         """This picker's own requests whose guesses are open."""
-        self._doubted: dict[EndpointState, deque[tuple[float, Pick]]] = {}
-        """Requests whose answers may have had no token, with the times of their ends."""
+        self._doubted: dict[EndpointState, deque[tuple[float, float, Pick]]] = {}
+        """Requests whose answers may have had no token, with the times of their ends and the prompt tokens
+        that their server had counted then."""
 
     # -- guesses of any picker -------------------------------------------------------------------------------
 
@@ -114,10 +116,8 @@ class Guesses:
             guess.state.settle_adapter(guess.adapter)
             slots = self._caches.spec.lora.slots_per_endpoint
             guess.booking.loads |= guess.state.use_adapter(guess.adapter, most=slots, now=now)
-        if not self.holds(guess):
-            drop_guess(guess.table, guess.entries)
-            return NOTHING
-        recorded = guess.table.record(guess.state.endpoint.name, guess.chain, now=now)
+        name, holds = guess.state.endpoint.name, self.holds(guess)
+        recorded = guess.table.record(name, guess.chain, now=now) if holds else NOTHING
         drop_guess(guess.table, guess.entries)
         return recorded
 
@@ -192,9 +192,10 @@ class Guesses:
         drop_guess(pick.guess.table, pick.guess.entries)
         pick.guess.entries = None
         doubted = self._doubted.setdefault(pick.state, deque())
-        doubted.append((now, pick))
+        page = pick.state.metrics
+        doubted.append((now, (page and page.prompt_tokens) or 0.0, pick))
         if len(doubted) > _MOST_DOUBTED:
-            self.drop(doubted.popleft()[1].guess)
+            self.drop(doubted.popleft()[2].guess)
 
     def detach(self, work: Pick | PrefillJob) -> None:
         """Take in that only the counters can show what becomes of this work."""
@@ -205,8 +206,7 @@ class Guesses:
         """Take in the bookings that the server's last page showed to be computed, or that were lost."""
         counted, state.backlog.counted = state.backlog.counted, []
         for booking in counted:
-            work = self._awaited.get(booking)
-            if work is None:
+            if (work := self._awaited.get(booking)) is None:
                 continue
             if work.guess.process != state.process or booking.booked_at < now - LONGEST_PREFILL_S:
                 if work.over:  # else its end settles its guess
@@ -217,15 +217,18 @@ class Guesses:
                 self.computed(work, now=now)
 
         if state in self._doubted and state.metrics is not None:
-            self._judge(self._doubted[state], state, page_at=state.metrics.scraped_at, now=now)
+            self._judge(state, state.metrics, now=now)
 
-    def _judge(
-        self, doubted: deque[tuple[float, Pick]], state: EndpointState, *, page_at: float, now: float
-    ) -> None:
-        """Enter the prompts of doubted answers if the server's counters have grown since their ends."""
-        while doubted and doubted[0][0] < page_at - PAGE_AGE_S:
-            ended_at, pick = doubted.popleft()
-            if state.account.grew_at > ended_at:
+    def _judge(self, state: EndpointState, page: EndpointMetrics, *, now: float) -> None:
+        """Enter the prompts of doubted answers if the server's counters have grown since their ends: that of
+        prompt tokens by half of these prompts.
+        """
+        doubted, counted = self._doubted[state], inf if page.prompt_tokens is None else page.prompt_tokens
+        while doubted and doubted[0][0] < page.scraped_at - PAGE_AGE_S:
+            ended_at, before, pick = doubted.popleft()
+            tokens = pick.prompt.tokens / 2
+            if state.account.grew_at > ended_at and counted - before >= tokens:
+                counted -= tokens
                 self._send(Proved(now, pick, self.prove(pick.guess, now=now)))
             else:
                 self.drop(pick.guess)
@@ -241,10 +244,9 @@ class Guesses:
 
     def forget(self, state: EndpointState) -> None:
         """Drop guesses about a server that has left, if only its pages could show what became of them."""
-        for work in [work for work in self._awaited.values() if work.state is state]:
-            if work.over:
-                self.lost(work)
-        for _, pick in self._doubted.pop(state, ()):
+        for work in [each for each in self._awaited.values() if each.state is state and each.over]:
+            self.lost(work)
+        for _, _, pick in self._doubted.pop(state, ()):
             self.drop(pick.guess)
 
     def check_integrity(self) -> None:

@@ -88,7 +88,7 @@ class Client:
         self, prompt: str = "hello", *, headers: Mapping[str, str] | None = None, **fields: Any
     ) -> AsyncIterator[OpenReply]:
         """Send POST /v1/completions with `stream`. Return after the answer's headers."""
-        body = _completion(prompt, {"stream": True, **fields})
+        body = io.BytesIO(_completion(prompt, {"stream": True, **fields}))
         async with self._session.post(
             f"{self.url}/v1/completions", data=body, headers=_json_headers(headers)
         ) as response:

@@ -133,6 +133,12 @@ class PickerProcess:
         """Return the sum of a metric's samples with these labels, over all workers."""
         return _total(await self.metrics(), name, **labels)
 
+    async def idle(self) -> None:
+        async def free() -> bool:
+            return await self.metric("epp_in_flight") == 0
+
+        await wait_until(free, what="no request is booked")
+
     async def reads_bodies(self) -> None:
         """Wait until each worker is sure to read the bodies of its next 15 requests.
 
@@ -187,6 +193,19 @@ async def running_picker(
         picker = PickerProcess(process, config=config, session=session)
         await process.wait_ready(picker.ready)
         yield picker
+
+
+@asynccontextmanager
+async def running_front(
+    config: Config, *, directory: Path, servers: Iterable[object], document: dict[str, Any] | None = None
+) -> AsyncIterator[tuple[PickerProcess, EnvoyProcess, Client]]:
+    """Run the picker and Envoy before servers at these addresses, which the endpoints file lists."""
+    async with running_picker(config, directory=directory) as picker:
+        await wait_until(Path(config.envoy.eds_file).exists, what="the picker writes the endpoints file")
+        async with running_envoy(config, directory=directory, document=document) as envoy:
+            await envoy.wait_endpoints({str(address) for address in servers})
+            async with http_client(envoy.url) as client:
+                yield picker, envoy, client
 
 
 @dataclass(slots=True)
@@ -249,13 +268,10 @@ async def running_gateway(
     async with AsyncExitStack() as stack:
         listed = [await stack.enter_async_context(running_backend(f"s{n}")) for n in range(backends)]
         write_endpoints(config, listed)
-        picker = await stack.enter_async_context(running_picker(config, directory=directory))
-        eds_file = Path(config.envoy.eds_file)
-        await wait_until(eds_file.exists, what="the picker writes the endpoints file")
-        envoy = await stack.enter_async_context(running_envoy(config, directory=directory, document=document))
-        await envoy.wait_endpoints({str(b.address) for b in listed})
-        client = await stack.enter_async_context(http_client(envoy.url))
-        yield Gateway(config, directory, listed, picker, envoy, client)
+        front = running_front(
+            config, directory=directory, servers=[b.address for b in listed], document=document
+        )
+        yield Gateway(config, directory, listed, *await stack.enter_async_context(front))
 
 
 @dataclass(slots=True)

@@ -34,11 +34,12 @@ async def left_out(gateway: Gateway, name: str) -> bool:
 
 
 async def back(gateway: Gateway, name: str) -> None:
-    """Wait until a recovered server gets requests again."""
+    """Wait until a recovered server gets requests again, and not only as trials."""
 
     async def serves() -> bool:
         replies = await asyncio.gather(*(complete_anew(gateway) for _ in range(16)))
-        return name in {reply.served_by for reply in replies if reply.status == 200}
+        served = name in {reply.served_by for reply in replies if reply.status == 200}
+        return served and not await left_out(gateway, name)
 
     await wait_until(serves, what=f"{name} serves again")
 
@@ -74,9 +75,8 @@ async def test_a_server_that_says_no_at_once_gets_trials_only_and_comes_back(
         await wait_until(noticed, what="s0 is left out")
         bad, bypassed = len(sick.prompts) - healthy, await gateway.envoy.bypassed()
         await send(300 // clients)
-        bypassed = (
-            await gateway.envoy.bypassed() - bypassed
-        )  # Envoy sends these itself, if the picker is late
+        # Envoy sends these itself, if the picker is late.
+        bypassed = await gateway.envoy.bypassed() - bypassed
         after = len(sick.prompts) - healthy - bad - bypassed
         assert after <= 6, f"2 % of 300 are trials; {bad} requests came before"
         sick.behaviour = Behaviour()
@@ -138,12 +138,7 @@ async def test_a_server_that_hangs_is_left_out_and_comes_back(tmp_path: Path) ->
         assert gate.waiting - held <= 5, "trials only"
         gate.open()
         assert {r.status for r in await asyncio.gather(*pending, *replies)} == {200}
-
-        async def back() -> bool:
-            await asyncio.gather(*(complete_anew(gateway) for _ in range(4)))
-            return not await left_out(gateway, "s0")
-
-        await wait_until(back, what="the server gets requests again")
+        await back(gateway, "s0")
 
 
 async def test_a_server_that_stops_after_headers_is_left_out_and_comes_back(
@@ -170,7 +165,6 @@ async def test_a_server_that_stops_after_headers_is_left_out_and_comes_back(
         gate.open()
         assert {r.status for r in await asyncio.gather(*pending)} == {200}
         await back(gateway, "s0")
-        assert not await left_out(gateway, "s0")
 
 
 async def comes_whole(gateway: Gateway) -> bool:
@@ -179,11 +173,6 @@ async def comes_whole(gateway: Gateway) -> bool:
         return (await complete_anew(gateway)).status == 200
     except aiohttp.ClientPayloadError:
         return False
-
-
-async def recovered(gateway: Gateway) -> bool:
-    await asyncio.gather(*(complete_anew(gateway) for _ in range(16)))
-    return not await left_out(gateway, "s0")
 
 
 async def cut_answers(gateway: Gateway, name: str) -> float:
@@ -210,7 +199,7 @@ async def test_a_server_that_cuts_its_answers_gets_only_trials_and_comes_back(tm
             lambda: said in gateway.picker.process.stderr.read_text(), what="the log names the server"
         )
         sick.behaviour = Behaviour()
-        await wait_until(partial(recovered, gateway), what="s0 gets requests again")
+        await back(gateway, "s0")
         await wait_until(partial(has_cut, gateway, "s0", times=seen), what="each cut counts once")
         assert await gateway.picker.metric("epp_protocol_errors_total") == 0
 
@@ -309,17 +298,13 @@ async def test_routing_goes_on_while_one_server_shows_no_metrics_and_it_returns(
 async def test_without_endpoints_it_is_503_and_with_them_again_it_serves(gateway: Gateway) -> None:
     assert (await gateway.client.complete()).status == 200
     await gateway.set_backends([])
-    await wait_until(lambda: refuses(gateway), what="requests are refused")
+    await wait_until(lambda: answers(gateway, 503), what="requests are refused")
     reply = await gateway.client.complete()
     assert reply.json()["error"]["type"] == "service_unavailable"
     await gateway.set_backends(gateway.backends)
-    await wait_until(lambda: serves(gateway), what="requests are served")
+    await wait_until(lambda: answers(gateway, 200), what="requests are served")
     await distinct_prompts(gateway)
 
 
-async def refuses(gateway: Gateway) -> bool:
-    return (await gateway.client.complete()).status == 503
-
-
-async def serves(gateway: Gateway) -> bool:
-    return (await gateway.client.complete()).status == 200
+async def answers(gateway: Gateway, status: int) -> bool:
+    return (await gateway.client.complete()).status == status

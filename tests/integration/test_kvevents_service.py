@@ -30,9 +30,7 @@ from model_server.runners.cost import CostModel
 from model_server.server.backends import CostSettings
 from model_server.server.kv_publisher import KvEventSettings
 from model_server.server.serve import Server, ServerSettings, listening
-from tests.harness.client import http_client
-from tests.harness.envoy import running_envoy
-from tests.harness.gateway import config_in, running_picker
+from tests.harness.gateway import config_in, running_front
 from tests.harness.panic import Panic
 from tests.harness.processes import wait_until
 from tests.unit.sources.kvevents.a_language import write_language
@@ -250,9 +248,8 @@ async def test_the_gateway_with_the_section_follows_its_server(tmp_path: Path) -
         entry = {"name": "a", "address": f"127.0.0.1:{port}", "kv_events": publisher.endpoint}
         entry["kv_replay"] = publisher.replay_endpoint or ""
         Path(config.endpoints_file).write_text(json.dumps({"endpoints": [entry]}))
-        picker = await stack.enter_async_context(running_picker(config, directory=tmp_path))
-        envoy = await stack.enter_async_context(running_envoy(config, directory=tmp_path))
-        client = await stack.enter_async_context(http_client(envoy.url))
+        front = running_front(config, directory=tmp_path, servers=[entry["address"]])
+        picker, _, client = await stack.enter_async_context(front)
 
         async def complete(seed: int) -> None:
             tokens = [random.Random(seed).randrange(50_000) for _ in range(600)]

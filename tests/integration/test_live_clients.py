@@ -5,20 +5,17 @@ the model server of this repository. What a server cannot do is its own refusal,
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-import yaml
 
 from tests.clients_env import every_call, live_clients
 from tests.group_env import CLIENTS
-from tests.harness.envoy import running_envoy
-from tests.harness.gateway import PickerProcess, config_in, running_picker
+from tests.harness.gateway import PickerProcess, config_in, running_front, write_endpoints
 from tests.harness.model_servers import MODEL, running_model_servers
 from tests.harness.prepared import prepared
-from tests.harness.processes import wait_until
 from tests.vllm_env.environment import REQUIRED
 from tests.vllm_env.gateway import running_vllm_gateway
 from tests.vllm_env.server import MODEL_NAME, VllmServer
@@ -83,35 +80,24 @@ async def refused_cases(*words: str) -> dict[str, str]:
     return {name: outcome for name, outcome in found.items() if outcome != "ok"}
 
 
-async def nothing_is_left(picker: PickerProcess) -> None:
-    async def idle() -> bool:
-        return await picker.metric("epp_in_flight") == 0
-
-    await wait_until(idle, what="no request is booked any more")
-
-
 @pytest.mark.vllm
 async def test_clients_get_from_vllm_what_it_gives(
     tmp_path: Path, vllm_servers: tuple[VllmServer, VllmServer]
 ) -> None:
     async with running_vllm_gateway(tmp_path, vllm_servers) as gateway:
         assert await refused_cases(gateway.envoy.url, MODEL_NAME, "100000") == REFUSED | NOT_BY_VLLM
-        await nothing_is_left(gateway.picker)
+        await gateway.picker.idle()
 
 
 @asynccontextmanager
 async def our_gateway(tmp_path: Path) -> AsyncIterator[tuple[str, PickerProcess]]:
-    async with AsyncExitStack() as stack:
-        servers = await stack.enter_async_context(running_model_servers(tmp_path, count=2))
-        config = config_in(tmp_path)
-        listed = [{"name": server.name, "address": str(server.address)} for server in servers]
-        Path(config.endpoints_file).write_text(yaml.safe_dump({"endpoints": listed}))
-        picker = await stack.enter_async_context(running_picker(config, directory=tmp_path))
-        await wait_until(Path(config.envoy.eds_file).exists, what="the picker writes the endpoints file")
-        envoy = await stack.enter_async_context(running_envoy(config, directory=tmp_path))
-        await envoy.wait_endpoints({str(server.address) for server in servers})
-        yield envoy.url, picker
-        await nothing_is_left(picker)
+    config = config_in(tmp_path)
+    async with running_model_servers(tmp_path, count=2) as servers:
+        write_endpoints(config, servers)
+        addresses = [server.address for server in servers]
+        async with running_front(config, directory=tmp_path, servers=addresses) as (picker, envoy, _):
+            yield envoy.url, picker
+            await picker.idle()
 
 
 async def test_clients_get_from_the_model_server_what_it_gives(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ import aiohttp
 import yaml
 
 from epp.config.settings import Config
-from tests.harness.client import Client, Reply, http_client
-from tests.harness.envoy import EnvoyProcess, running_envoy
-from tests.harness.gateway import PickerProcess, config_in, running_picker, write_policy
+from tests.harness.client import Client, Reply
+from tests.harness.envoy import EnvoyProcess
+from tests.harness.gateway import PickerProcess, config_in, running_front, write_policy
 from tests.harness.processes import wait_until
 from tests.vllm_env import tiny_model
 from tests.vllm_env.server import MODEL_NAME, VllmServer
@@ -146,15 +146,12 @@ async def running_vllm_gateway(
         for server in servers
     ]
     Path(config.endpoints_file).write_text(yaml.safe_dump({"endpoints": entries}))
-    async with AsyncExitStack() as stack:
-        session = await stack.enter_async_context(aiohttp.ClientSession())
-        picker = await stack.enter_async_context(running_picker(config, directory=directory))
-        eds_file = Path(config.envoy.eds_file)
-        await wait_until(eds_file.exists, what="the picker writes the endpoints file")
-        envoy = await stack.enter_async_context(running_envoy(config, directory=directory))
-        await envoy.wait_endpoints({server.address for server in servers})
-        client = await stack.enter_async_context(http_client(envoy.url))
-        gateway = VllmGateway(config, servers, picker, envoy, client, session)
+    addresses = [server.address for server in servers]
+    async with (
+        aiohttp.ClientSession() as session,
+        running_front(config, directory=directory, servers=addresses) as front,
+    ):
+        gateway = VllmGateway(config, servers, *front, session)
         await wait_until(gateway.all_scraped, what="the picker has read every server's metrics")
         yield gateway
 

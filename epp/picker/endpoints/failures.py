@@ -154,8 +154,7 @@ class FailingServers:
     def tried(self, state: EndpointState, model: str, *, now: float) -> None:
         """Record that a trial request was sent to the server."""
         for key in ((state, ""), (state, model)):
-            mark = self.marks.get(key)
-            if mark is not None:
+            if (mark := self.marks.get(key)) is not None:
                 mark.tried(picks=self._answers.picks, now=now)
 
     def reads(self, state: EndpointState) -> bool:
@@ -367,8 +366,7 @@ class FailingServers:
 
     def share(self, state: EndpointState, *, now: float) -> float:
         """Return the share of a server's last answers that failed. Old answers count less."""
-        mark = self.marks.get((state, ""))
-        return mark.now(now) if mark is not None else 0.0
+        return mark.now(now) if (mark := self.marks.get((state, ""))) is not None else 0.0
 
     def why(self, states: Sequence[EndpointState], *, now: float) -> dict[EndpointState, str]:
         """Return the servers that are left out for all models, and the reasons."""

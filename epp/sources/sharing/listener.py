@@ -22,6 +22,7 @@ from typing import Final, cast
 from epp.base.types import ChunkHash, EndpointName
 from epp.picker.endpoints.backlog import Booking
 from epp.picker.endpoints.endpoint_state import EndpointState
+from epp.picker.endpoints.marks import Form
 from epp.picker.events import Guess
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.upkeep import clear_endpoint
@@ -189,7 +190,7 @@ class Listener:
             case SharedTrouble(what="hangs") if current and not failures.refuted(state, now=now):
                 failures.hangs(state, now=now)
             case SharedTrouble(what="cut") if current:
-                self._picker.news.on_cut(state, now=now)
+                self._picker.fleet.failures.failed(state, Form.CUTS, now=now)
 
     def _server(self, name: str, process: int) -> EndpointState | None:
         """Return the endpoint of an event. None: this picker does not know this process; this is counted."""

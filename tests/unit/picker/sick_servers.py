@@ -10,7 +10,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, get_args
 
@@ -52,8 +52,6 @@ class Traffic:
     sick_to: float = 20.0
     sick: Callable[[str], Answer] = lambda model: (0.002, 500)
     models: tuple[str, ...] = ("m",)
-    retries: bool = False
-    """The data plane sends a request that failed to the second destination of its pick."""
     pickers: int = 1
     clients: int = 0
     """Clients that send their next request when their last answer has ended. 0: requests come at even
@@ -258,9 +256,6 @@ class _Run:
         if status is None:
             self._at(now + 10.0, request.end("aborted"))
             self.failed += 1
-        elif status >= 500 and self.traffic.retries and request.served == request.pick.destinations[0]:
-            again = replace(request, served=request.pick.destinations[1])
-            self._at(now + delay, lambda then: self._serve(again, then))
         else:
             self.failed += status >= 400
             follow = self._finish
@@ -341,10 +336,6 @@ def _report(picker: Picker, due: Probe, verdict: Verdict) -> Step:
 
 def hang(model: str) -> Answer:
     return 0.0, None
-
-
-def overloaded(model: str) -> Answer:
-    return 0.002, 429
 
 
 def refuses(model: str) -> Answer:

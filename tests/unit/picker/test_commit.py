@@ -49,17 +49,6 @@ def test_request_is_in_flight_until_its_end_however_often_end_is_reported(outcom
     assert undone(picker, pick.decision.chosen, now=2.0) == 0
 
 
-@pytest.mark.parametrize("status", [503, None])
-def test_a_request_without_a_good_answer_leaves_no_prefix_behind(status: int | None) -> None:
-    picker = a_picker()
-    pick = picker.pick(ask(text("p")), now=1.0)
-    assert picker.caches.table.guessed_entries == 31  # of 8,000 bytes
-    if status is not None:
-        picker.on_response_headers(pick, status=status, served=None, now=1.1)
-    picker.end(pick, outcome="failed", now=2.0)
-    assert picker.caches.table.guessed_entries == picker.caches.table.entries == 0
-
-
 @pytest.mark.parametrize("told", [500, 400])
 def test_an_answer_that_tells_of_an_error_leaves_no_prefix_behind(told: int) -> None:
     picker = a_picker()
@@ -185,6 +174,20 @@ def test_a_prompt_that_is_certainly_too_long_is_sent_and_books_nothing() -> None
         pick = picker.pick(ask(text("p")), now=1.0)
         assert undone(picker, "a", now=1.0) == tokens
         assert bool(picker.caches.table.match(pick.chain)) == bool(tokens)
+
+
+def test_a_stream_that_ends_before_its_prefill_proves_nothing_alone() -> None:
+    for computed in (900.0, 2000.0):  # of 2,000 tokens
+        picker = a_picker(on=endpoints("a"))
+        for now, counted in ((0.5, 0.0), (2.0, computed)):
+            page = EndpointMetrics(scraped_at=now, ttft_count=0.0, prompt_tokens=counted, finished=counted)
+            picker.news.observe(EndpointName("a"), page, now=now)
+            if now == 0.5:
+                pick = picker.pick(ask(text("p"), stream=True), now=1.0)
+                picker.on_response_headers(pick, status=200, served=None, now=1.01)
+                picker.end(pick, outcome="ended", now=1.1)  # or its client left
+                assert not pick.computed
+        assert bool(picker.caches.table.entries) == (computed > 1000)
 
 
 def test_headers_of_a_stream_prove_nothing_where_pages_show_the_prefill() -> None:

@@ -14,7 +14,6 @@ from epp.config.routing import FailureSettings
 from epp.picker.events import Cut, Pick, PickerEvent
 from epp.picker.gate import NO_CLAIM, Gate
 from epp.picker.picker import Picker
-from tests.unit.picker.endpoints.test_failures import chat_request
 from tests.unit.picker.picker_questions import A, a_picker, ask, endpoints, serve, text
 from tests.unit.picker.sick_servers import SICK, Traffic, begins
 
@@ -122,7 +121,9 @@ def test_answers_that_end_without_a_cut_lower_the_failure_share() -> None:
     assert state is not None
     assert picker.news.left_out(now=1.0)[state] == "its answers break off midway"
     pick = next(
-        p for p in (picker.pick(chat_request(), now=60.0) for _ in range(4)) if p.decision.chosen == "a"
+        p
+        for p in (picker.pick(ask(b"", stream=True), now=60.0) for _ in range(4))
+        if p.decision.chosen == "a"
     )
     picker.on_response_headers(pick, status=200, served=A, now=60.1)
     assert picker.fleet.failures.share(state, now=60.1) == pytest.approx(0.59, abs=0.01), (

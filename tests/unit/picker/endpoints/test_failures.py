@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from epp.base.types import ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from epp.base.types import Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec
 from epp.config.routing import FailureSettings
-from epp.picker.decision import Question
 from epp.picker.endpoints.answers import Answers, Seen
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.marks import Form
@@ -19,11 +18,7 @@ from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.picker.scheduling.snapshot import Snapshot
 from tests.unit.picker.endpoints.bookings import a_state, book
-from tests.unit.picker.picker_questions import ADDRESSES, A, a_picker, ask, endpoints, state, text
-
-
-def chat_request() -> Question:
-    return Question("r", InferenceRequest(kind=ApiKind.CHAT, model="m", stream=True))
+from tests.unit.picker.picker_questions import ADDRESSES, a_picker, ask, endpoints, state, text
 
 
 def fail_answers(picker: Picker, name: str, *, times: int, now: float) -> None:
@@ -41,19 +36,11 @@ def four(incarnation: str = "") -> list[Endpoint]:
     return [replace(first, incarnation=incarnation), *others]
 
 
-def test_the_fallback_list_names_failing_servers_last() -> None:
-    picker = a_picker(on=endpoints("abc"))
-    fail_answers(picker, "a", times=4, now=1.0)
-    pick = picker.pick(chat_request(), now=1.1)
-    assert pick.destinations[-1] == A
-    assert pick.decision.candidates[-1].excluded == "failing"
-
-
 def test_no_server_is_left_out_if_all_fail_alike() -> None:
     picker = a_picker(on=endpoints("abcd"))
     for name in "abcd":
         fail_answers(picker, name, times=10, now=1.0)
-    assert [c.excluded for c in picker.pick(chat_request(), now=1.1).decision.candidates] == [""] * 4
+    assert [c.excluded for c in picker.pick(ask(b"", stream=True), now=1.1).decision.candidates] == [""] * 4
 
 
 def test_a_server_kept_because_others_fail_more_comes_back() -> None:
@@ -61,11 +48,11 @@ def test_a_server_kept_because_others_fail_more_comes_back() -> None:
     fail_answers(picker, "a", times=4, now=1.0)
     for name in "bc":
         fail_answers(picker, name, times=40, now=1.0)
-    excluded = {c.name: c.excluded for c in picker.pick(chat_request(), now=1.1).decision.candidates}
+    excluded = {c.name: c.excluded for c in picker.pick(ask(b"", stream=True), now=1.1).decision.candidates}
     assert excluded == {"a": "", "b": "failing", "c": "failing", "d": ""}
     tried = {
         (pick.decision.chosen, pick.decision.reason)
-        for pick in [picker.pick(chat_request(), now=10.0) for _ in range(3)]
+        for pick in [picker.pick(ask(b"", stream=True), now=10.0) for _ in range(3)]
     }
     assert ("a", "trial") in tried
 
@@ -74,18 +61,8 @@ def test_at_most_a_share_of_the_servers_is_left_out() -> None:
     picker = a_picker(PolicySpec(failures=FailureSettings(max_left_out_share=0.5)))
     for name in "abc":
         fail_answers(picker, name, times=20, now=1.0)
-    excluded = [c.excluded for c in picker.pick(chat_request(), now=1.1).decision.candidates]
+    excluded = [c.excluded for c in picker.pick(ask(b"", stream=True), now=1.1).decision.candidates]
     assert excluded.count("failing") == 2
-
-
-def test_a_single_failure_raises_the_price_and_is_forgotten() -> None:
-    picker = a_picker(on=endpoints("ab"))
-    fail_answers(picker, "a", times=1, now=1.0)
-    priced = {c.name: c for c in picker.pick(chat_request(), now=1.0).decision.candidates}
-    assert priced[EndpointName("a")].parts_s["failing"] == pytest.approx(0.2)  # a fifth of a second
-    assert priced[EndpointName("a")].score_s == pytest.approx(sum(priced[EndpointName("a")].parts_s.values()))
-    later = {c.name: c for c in picker.pick(chat_request(), now=60.0).decision.candidates}
-    assert later[EndpointName("a")].parts_s["failing"] == pytest.approx(0.0, abs=0.01)
 
 
 @pytest.mark.parametrize("waiting", [None, 0, 1])
@@ -102,7 +79,7 @@ def test_a_probe_is_marked_as_queued_if_requests_wait_at_its_server(waiting: int
 
 def test_probe_is_not_marked_as_queued_if_the_servers_counters_stand_still() -> None:
     picker = a_picker(on=endpoints("a"))
-    pick = picker.pick(chat_request(), now=0.5)
+    pick = picker.pick(ask(b"", stream=True), now=0.5)
     picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=0.6)
     for at in (1.0, 2.0, 3.0, 4.0):
         page = EndpointMetrics(scraped_at=at, generated_tokens=1.0, waiting=5)
@@ -123,7 +100,7 @@ def test_the_reason_why_a_server_is_left_out_can_be_shown() -> None:
 
 def test_requests_that_break_with_a_removed_server_blame_no_server() -> None:
     picker = started()
-    picks = [picker.pick(chat_request(), now=0.1) for _ in range(24)]
+    picks = [picker.pick(ask(b"", stream=True), now=0.1) for _ in range(24)]
     picker.news.set_endpoints(four()[1:], now=1.0)
     for pick in picks:
         picker.end(pick, outcome="failed" if pick.decision.chosen == "a" else "ended", now=1.1)
@@ -132,7 +109,7 @@ def test_requests_that_break_with_a_removed_server_blame_no_server() -> None:
     chosen: Counter[tuple[str, str]] = Counter()
     for n in range(300):
         now = 60.0 + n
-        pick = picker.pick(chat_request(), now=now)
+        pick = picker.pick(ask(b"", stream=True), now=now)
         chosen[pick.decision.chosen, pick.decision.reason] += 1
         picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
         picker.end(pick, outcome="ended", now=now)
@@ -142,7 +119,7 @@ def test_requests_that_break_with_a_removed_server_blame_no_server() -> None:
 
 def test_requests_of_the_old_process_do_not_count_for_the_new_one() -> None:
     picker = started("1")
-    picks = [picker.pick(chat_request(), now=0.1) for _ in range(24)]
+    picks = [picker.pick(ask(b"", stream=True), now=0.1) for _ in range(24)]
     picker.news.set_endpoints(four("2"), now=1.0)
     for pick in picks:
         picker.end(pick, outcome="failed" if pick.decision.chosen == "a" else "ended", now=1.1)
@@ -166,7 +143,7 @@ def test_a_probe_of_the_old_process_does_not_count_for_the_new_one() -> None:
 def test_a_server_that_left_while_its_requests_hung_is_not_kept() -> None:
     servers = endpoints("ab")
     picker = a_picker(on=servers)
-    picks = [picker.pick(chat_request(), now=0.01 * n) for n in range(20)]
+    picks = [picker.pick(ask(b"", stream=True), now=0.01 * n) for n in range(20)]
     for pick in picks:
         if pick.decision.chosen == "b":
             picker.on_response_headers(pick, status=200, served=None, now=0.5)
