@@ -2,10 +2,10 @@
 
 `--load talks` compares two rules before two servers that share the GPU. Their model has the shape of an 8B
 Llama, and 64 users hold conversations whose turns are four times as long as those of `bench-live`. `--load
-llm-d` sends one server of Qwen3-32B's shape an eighth of llm-d's optimized baseline at 10 requests/s. Random
-weights are made by vLLM itself, and each word is one token. `--device cpu` runs small versions on the tiny
-model of the tests. The bench prints the same table as `make bench-live`; docs/bench-live.md says how to read
-it. One Python needs Envoy, this project's packages and vLLM.
+llm-d` sends one server of Qwen3-32B's shape an eighth of llm-d's optimized baseline at 10 requests/s. vLLM
+itself makes random weights. The vocabulary is small, and each word of a prompt is one token. `--device cpu`
+runs small versions on the tiny model of the tests. The bench prints the same table as `make bench-live`;
+docs/bench-live.md says how to read it. One Python needs Envoy, this project's packages and vLLM.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from bench.gpu import gateway
 from bench.routing.bench import (
@@ -27,6 +28,7 @@ from bench.routing.bench import (
 from bench.routing.catalog import CONFIGS
 from bench.routing.live import vllm
 from bench.routing.live.vllm_fleet import Speed
+from bench.routing.live.words import prompt_of
 from bench.routing.picker_router import PickerRouter
 from bench.routing.report import cells_of, goals
 from bench.routing.rows import Row, mean_row
@@ -35,6 +37,7 @@ from bench.routing.workloads import SPECS, OpenLoop
 from epp.config.policy import DEFAULT_POLICY, RuleName
 from epp.picker.prefix_index.integrity import check_integrity
 from model_server.sim.fleet import Change, Fleet, FleetPlan
+from model_server.sim.prompts import Segment
 
 TINY = Setting(num_servers=3, scale=0.02)
 RATES = {"b2b": (2.0, 0.0), "hot": (4.0, 0.0), "lora": (5.0, 0.0), "chat": (3.0, 12.0)}
@@ -194,3 +197,11 @@ def test_loading_adapters_does_not_make_the_servers_seem_slow() -> None:
 def test_vllm_servers_that_share_a_gpu_find_their_share_of_it_free() -> None:
     flags = gateway.TALKS.arguments
     assert gateway.TALKS.servers * float(flags[flags.index("--gpu-memory-utilization") + 1]) < 1
+
+
+def test_each_word_of_a_prompt_is_one_token_of_the_large_model(tmp_path: Path) -> None:
+    folder = gateway.large_model(tmp_path / "model", "32b")
+    prompt = prompt_of([Segment(1, 500)], answers={})
+    tokens = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(prompt).ids
+    assert len(tokens) == 500
+    assert max(tokens) < json.loads((folder / "config.json").read_text())["vocab_size"]
