@@ -261,6 +261,21 @@ async def test_requests_that_a_killed_server_had_taken_are_served_by_others(
         assert killed.isdisjoint(await pending)
 
 
+async def test_when_two_of_four_servers_die_at_once_no_later_request_fails(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, backends=4) as gateway:
+        gates = [backend.behaviour.before_headers for backend in gateway.backends]
+        for gate in gates:
+            gate.shut()
+        pending = [asyncio.create_task(complete_anew(gateway)) for _ in range(24)]
+        await wait_until(lambda: sum(g.waiting for g in gates) == 24, what="servers have taken all requests")
+        await asyncio.gather(*(backend.stop() for backend in gateway.backends[:2]))
+        for gate in gates:
+            gate.open()
+        # A request fails if both of its servers have died.
+        assert {reply.status for reply in await asyncio.gather(*pending)} <= {200, 503}
+        assert {"s2", "s3"} == set(await distinct_prompts(gateway, 48))
+
+
 @pytest.mark.core
 async def test_a_request_that_ends_its_servers_ends_two_of_four_and_no_more(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, backends=4) as gateway:
