@@ -135,9 +135,7 @@ def test_model_servers_let_the_pods_of_the_gateway_in_without_a_value(helm: Helm
     assert allowed["podSelector"]["matchLabels"].items() <= gateway_pods["metadata"]["labels"].items()
 
 
-def test_each_rendering_makes_secrets_except_where_they_are_named(
-    helm: Helm,
-) -> None:
+def test_each_rendering_makes_secrets_except_where_they_are_named(helm: Helm) -> None:
     """docs/upgrade.md says this to people whose tools only render."""
 
     def made(values: Mapping[str, Any]) -> list[Any]:

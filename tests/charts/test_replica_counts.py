@@ -41,7 +41,7 @@ class Release:
     namespace: str
     home: Path
 
-    def helm(self, *words: str | Path) -> None:
+    def helm(self, *words: str | Path) -> str:
         binary = environment.helm3(progress=print) if self.major == 3 else self.plane.tools.helm
         settings = {**os.environ, "KUBECONFIG": str(self.plane.kubeconfig)}
         settings |= {f"HELM_{each}_HOME": str(self.home / each) for each in ("CACHE", "CONFIG", "DATA")}
@@ -53,17 +53,18 @@ class Release:
             env=settings,
         )
         assert done.returncode == 0, done.stderr
+        return done.stdout
 
-    def apply(self, *values: str) -> None:
+    def apply(self, *values: str) -> str:
         chart, _, always = CHARTS[self.name]
-        self.helm("upgrade", "--install", self.name, chart, "--set", ",".join((*always, *values)))
+        return self.helm("upgrade", "--install", self.name, chart, "--set", ",".join((*always, *values)))
 
     def fixed(self, count: int) -> None:
         self.apply("autoscaling.enabled=false", f"replicas={count}")
 
-    def autoscaled(self, *more: str) -> None:
+    def autoscaled(self, *more: str) -> str:
         scale = (f"autoscaling.minReplicas={LEAST}", "autoscaling.maxReplicas=9", *more)
-        self.apply("autoscaling.enabled=true", *scale)
+        return self.apply("autoscaling.enabled=true", *scale)
 
     def left_alone(self) -> None:
         self.apply("autoscaling.enabled=false", "replicas=null")
@@ -151,5 +152,5 @@ def test_servers_of_an_older_chart_go_over_to_an_autoscaler(
     fleet.fixed(5)
     unmark = ("annotate", "deployment/servers-model-server", "prefix-gateway.dev/replicas-")
     cluster.kubectl(*unmark, "--namespace", namespace)
-    fleet.autoscaled()
+    assert "WARNING: the cluster has no metrics.k8s.io" in fleet.autoscaled(), "and no pod ends"
     assert fleet.count() == 5

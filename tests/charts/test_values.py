@@ -352,17 +352,19 @@ def test_labels_annotations_and_priority_reach_every_pod_of_the_gateway(helm: He
             "podLabels": {"team": "ml"},
             "podAnnotations": {"sidecar.istio.io/inject": "false"},
             "priorityClassName": "high",
+            "tolerations": [{"operator": "Exists"}],
             "loadTest": {"enabled": True, "image": {"repository": "r/load"}},
         },
     )
     deployments = [each for each in objects if each["kind"] == "Deployment"]
     assert len(deployments) == 2
-    for each in (*deployments, of_kind(objects, "Job")):
-        template = each["spec"]["template"]
+    for each in (*deployments, of_kind(objects, "Job"), of_kind(objects, "Pod")):
+        template = each["spec"].get("template", each)
         assert template["metadata"]["labels"]["team"] == "ml"
         assert template["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
-        if each["kind"] == "Deployment":
+        if each["kind"] != "Job":
             assert template["spec"]["priorityClassName"] == "high"
+            assert template["spec"]["tolerations"]
 
 
 @pytest.mark.parametrize("engine", ["vllm", "simulated"])

@@ -188,6 +188,8 @@ async def from_zero(
             outcome = await send_completion(session, url, "the first of all")
             assert not outcome.fault, f"{outcome.fault}\n{(folder / 'keda.err').read_text()[-4000:]}"
             assert await replicas() == 1
+            scaler = (await site.get("hpa", f"keda-hpa-{SERVERS}"))["spec"]
+            assert (scaler["minReplicas"], scaler["maxReplicas"]) == (1, 4), "it scales from one server on"
     return f"from zero: answered after {outcome.seconds:.1f} s"
 
 
