@@ -34,9 +34,9 @@ from epp.sources.kube.objects import (
 )
 from epp.sources.kube.statuses import ACCEPTED, Claim, Claims, Wanted, condition
 
-_PATIENCE_S: Final = 3.0
-"""A policy for another picker gets a status from this one after this time. A picker that serves the target is
-faster. One that comes later replaces what is written here."""
+_PATIENCE_S: Final = 2.0
+"""A policy for another picker gets a status from this one after this time, with the looks within 5 s. A picker
+that serves the target is faster. One that comes later replaces what is written here."""
 
 
 class Target(NamedTuple):
