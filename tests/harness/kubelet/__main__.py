@@ -22,7 +22,7 @@ from aiohttp import web
 
 from tests.harness.kubelet.api import Api, ApiError
 from tests.harness.kubelet.images import ImageTable
-from tests.harness.kubelet.namespaces import NetworkNamespace, link, unlink
+from tests.harness.kubelet.namespaces import NetworkNamespace, link, make_bridge, unlink
 from tests.harness.kubelet.pod import Pod
 from tests.harness.kubelet.services import Services
 
@@ -72,12 +72,7 @@ class Kubelet:
 
     async def run(self) -> None:
         """Run the node until the process ends."""
-        self.network.ip(
-            "link set lo up",
-            f"link add {_BRIDGE} type bridge",
-            f"address add {self.address}/16 dev {_BRIDGE}",
-            f"link set {_BRIDGE} up",
-        )
+        make_bridge(self.network, _BRIDGE, address=self.address)
         (self.folder / "logs").mkdir(exist_ok=True)
         await self._register()
         await self._serve_control()

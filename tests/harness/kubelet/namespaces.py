@@ -68,13 +68,26 @@ class NetworkNamespace:
         self._thread.shutdown()
 
 
+def make_bridge(node: NetworkNamespace, name: str, *, address: str) -> None:
+    """Make the node's bridge, at an address of a network of 16 bits.
+
+    Without a hardware address of its own a bridge has the lowest of its ports, which changes when a pod comes
+    or goes. Pods that send to the former one then reach nobody for up to a minute.
+    """
+    node.ip(
+        "link set lo up",
+        f"link add {name} address {_hardware(address)} type bridge",
+        f"address add {address}/16 dev {name}",
+        f"link set {name} up",
+    )
+
+
 def link(node: NetworkNamespace, pod: NetworkNamespace, *, address: str, bridge: str) -> None:
     """Connect the pod's namespace to the node's bridge, at an address of its network of 16 bits."""
     inherited, name = f"/proc/{os.getpid()}/fd/{pod.fd}", _name(address)
     # A later pod at this address has the same hardware address, so that no neighbour looks for the old one.
-    hardware = ":".join(f"{part:02x}" for part in (2, 0, *map(int, address.split("."))))
     node.ip(
-        f"link add {name} type veth peer name eth0 address {hardware} netns {inherited}",
+        f"link add {name} type veth peer name eth0 address {_hardware(address)} netns {inherited}",
         f"link set {name} master {bridge}",
         f"link set {name} up",
     )
@@ -84,6 +97,10 @@ def link(node: NetworkNamespace, pod: NetworkNamespace, *, address: str, bridge:
 def unlink(node: NetworkNamespace, address: str) -> None:
     with contextlib.suppress(OSError):  # the kernel may have removed it with the pod's namespace
         node.ip(f"link delete {_name(address)}")
+
+
+def _hardware(address: str) -> str:
+    return ":".join(f"{part:02x}" for part in (2, 0, *map(int, address.split("."))))
 
 
 def _name(address: str) -> str:
