@@ -35,8 +35,8 @@ from epp.sources.kube.objects import (
 from epp.sources.kube.statuses import ACCEPTED, Claim, Claims, Wanted, condition
 
 _PATIENCE_S: Final = 2.0
-"""A policy for another picker gets a status from this one after this time, with the looks within 5 s. A picker
-that serves the target is faster. One that comes later replaces what is written here."""
+"""A policy for another picker gets a status from this one after this time, within 5 s with the looks. A
+picker that serves the target is faster. One that comes later replaces what is written here."""
 
 
 class Target(NamedTuple):
