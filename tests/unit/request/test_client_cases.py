@@ -32,6 +32,11 @@ def turn(**thoughts: str) -> list[dict[str, Any]]:
 EQUAL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "an empty system prompt": (MESSAGES, {"system": "", "messages": [USER]}, {"messages": [USER]}),
     "empty instructions": (RESPONSES, {"input": [USER], "instructions": ""}, {"input": [USER]}),
+    "another billing block": (
+        MESSAGES,
+        {"system": [text(billed(1)), text(LONG)], "messages": [USER]},
+        {"system": [text(billed(2)), text(LONG)], "messages": [USER]},
+    ),
     "the uuid of media": (
         CHAT,
         {"messages": media(type="image_url", image_url={"url": "data:,a"}, uuid="u1")},
