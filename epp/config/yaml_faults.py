@@ -70,7 +70,7 @@ _REMOVED: Final = {
     "hashAlgorithm": "the events of the servers show the algorithm",
     "table.ttlSeconds": "servers forget by room alone, and so does the table",
     "learnCapacity": "a cache has the size that its server states, or else `defaultCapacityTokens`",
-    "headroomSeconds": "a request goes when its server will begin with it within 0.3 s",
+    "headroomSeconds": "a request goes when its server will begin with it within 0.6 s",
     "whenLate": "a late request gets 429; to refuse none, write no deadline, and `order: Shortest`",
     "costMetadata": "no gateway reads the estimates; decisions and recordings have them",
     "perPriority": "`inAll` and `perTenant` bound what waits; the lowest priority is refused first",

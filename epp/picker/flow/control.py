@@ -38,7 +38,7 @@ from epp.picker.flow.accounts import (
 from epp.picker.flow.queues import OTHERS, Alarms, QueueItem, Queues, T, TenantFlow
 
 T_contra = TypeVar("T_contra", contravariant=True)
-HEADROOM_S: Final = 0.3
+HEADROOM_S: Final = 0.6
 """A request goes when its server is predicted to begin with it within this time. With less, servers idle
 between two scrapes, because predictions are that wrong.
 """

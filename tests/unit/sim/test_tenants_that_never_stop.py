@@ -98,7 +98,7 @@ def test_no_request_of_the_higher_priority_is_refused(records: list[Record]) -> 
 
 def test_a_tenant_of_long_answers_gets_its_share_and_no_more() -> None:
     """Both tenants ask for more than half. A token of an answer counts twice, as it is charged."""
-    until_s = 80.0
+    until_s = 160.0
     users = Users(until_s=until_s, long_answers=True)
     records = _run(Flow(mode="Hold", ttl_seconds=3600), users)
     had: Counter[str] = Counter()

@@ -72,7 +72,7 @@ def test_retry_after_is_the_time_in_which_the_queue_drains() -> None:
     for n in range(30):  # a thousand tokens a second
         gate.offer(Ask(500), now=0.5 * n)
         gate.run(now=0.5 * n, until=0.5 * n)
-    for _ in range(12):
+    for _ in range(13):
         gate.offer(Ask(500), now=15.0)
     waited_s = 10 * 500 / 1000
     assert gate.refused[-1][1].retry_after_s == pytest.approx(waited_s, rel=0.3)

@@ -22,8 +22,8 @@ def test_a_request_for_a_busy_fleet_waits_until_the_headroom() -> None:
     gate.offer(SECOND, now=0.0)
     second = gate.offer(SECOND, now=0.0)
     assert gate.pump(now=0.0) == 0
-    assert gate.flow.due_at == pytest.approx(0.7)
-    gate.run(now=0.0, until=0.75)
+    assert gate.flow.due_at == pytest.approx(0.4)
+    gate.run(now=0.0, until=0.45)
     assert gate.let_go[-1] is second
 
 
@@ -65,8 +65,8 @@ def test_waiting_requests_are_reported_by_priority() -> None:
     gate = gateway()
     gate.offer(SECOND, now=0.0)
     for priority in (0, 0, 5):
-        gate.offer(SECOND, priority=priority, now=0.5)
-    status = gate.flow.status("m", now=0.75)
+        gate.offer(SECOND, priority=priority, now=0.25)
+    status = gate.flow.status("m", now=0.5)
     assert (status.requests, status.tokens) == ({0: 2, 5: 1}, {0: 2000, 5: 1000})
     assert status.oldest_s == 0.25
 
@@ -82,11 +82,11 @@ def test_a_request_that_does_not_go_at_once_is_not_charged(ttft_s: float | None)
 def test_request_waits_for_its_prefix_while_the_next_one_takes_idle_server() -> None:
     gate = gateway(num_servers=2)
     gate.offer(Ask(5000, home=0), now=0.0)  # half a second at server 0, which holds its prompt
-    gate.fleet.busy_until = [1.0, 0.5]
+    gate.fleet.busy_until = [1.5, 1.0]
     at_home, anywhere = gate.offer(Ask(9000, home=0), now=0.0), gate.offer(Ask(100), now=0.0)
-    gate.run(now=0.0, until=0.4)
+    gate.run(now=0.0, until=0.6)
     assert gate.let_go[1:] == [anywhere]
-    gate.run(now=0.4, until=0.8)
+    gate.run(now=0.6, until=1.0)
     assert gate.let_go[1:] == [anywhere, at_home]
 
 
