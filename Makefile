@@ -128,9 +128,6 @@ bench-live: vllm-env fetch-model ## run rules before four real vLLM servers, and
 bench-rivals: rivals-env ## compare the gateway with vllm-router, sglang-router and Envoy's round robin before equal servers (ten minutes); ARGS="--help"
 	@$(BIN)/python -m bench.routing.live.rivals $(ARGS)
 
-bench-sharing: $(VENV)/.dev ## measure bytes and CPU for each request that pickers share
-	@$(BIN)/python -m bench.bench_sharing
-
 bench-tiers: engine-env ## measure prefixes on disk with OPT's shapes: TTFT, bytes, reads; ARGS="--help"
 	@$(BIN)/python -m tests.environments engine run bench.tiers $(ARGS)
 

@@ -28,9 +28,6 @@ examples:
   python -m bench.routing --quick
       four workloads, one load, fewer rules and requests: under two minutes
   python -m bench.routing --workloads b2b,chat --rules least-cost,lpwl,sgl --loads 0.9 --seeds 3
-  python -m bench.routing --trace conversation_trace.jsonl.gz --workloads none --rules all --loads 0.9
-  python -m bench.routing --workloads chat --rules least-cost --replicas 4 --scrape-interval 5
-  python -m bench.routing --workloads chat,b2b --rules least-cost --replicas 4 --share-delay 0.05
   python -m bench.routing --store results.jsonl --rules all
       add every run to the file, and make only the runs that it lacks (our rules run again if the picker's code has changed)
   python -m bench.routing --read results.jsonl
@@ -155,6 +152,9 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of servers with half the speed and half the cache",
     )
+    add("--block-tokens", type=int, default=0, help="tokens in a block (default: as the workload says)")
+    add("--step-tokens", type=int, default=2048, help="most tokens in a step (default %(default)s)")
+    add("--failing", type=int, default=0, metavar="N", help="number of servers that break off every answer")
     add(
         "--costs",
         type=_costs,
@@ -214,6 +214,9 @@ def _setting(args: argparse.Namespace) -> Setting:
         scrape_interval_s=args.scrape_interval,
         unlike=args.unlike,
         costs=args.costs,
+        block_tokens=args.block_tokens,
+        step_tokens=args.step_tokens,
+        failing=args.failing,
     )
 
 
@@ -225,10 +228,9 @@ def _run(args: argparse.Namespace) -> list[Result]:
     seeds = range(1, 1 + (args.seeds or (1 if quick else 3)))
     setting = _setting(args)
     store = Store(args.store, code=code_of()) if args.store else None
-    known = store.results() if store else []
     capacities = {}
     for name in names:
-        capacities[name] = _known_capacity(known, name, setting) or _LOADS_OF[args.load_of](name, setting)
+        capacities[name] = _LOADS_OF[args.load_of](name, setting)
         print(f"{args.load_of} of {label(name)}: {capacities[name][0]:.2f} requests/s", file=sys.stderr)
     runs = plan_runs(names, rules, loads=loads, seeds=seeds, setting=setting, capacities=capacities)
     todo = store.missing(runs, anew=filter(is_ours, rules)) if store else runs
@@ -238,15 +240,6 @@ def _run(args: argparse.Namespace) -> list[Result]:
         return done
     wanted = set(map(named, runs))
     return [result for result in store.results() if result.run in wanted]
-
-
-def _known_capacity(known: list[Result], name: str, setting: Setting) -> tuple[float, float] | None:
-    """Return the capacity that an earlier run on the same fleet used."""
-    for result in known:
-        run = result.run
-        if (run.workload, run.setting) == (label(name), setting):
-            return run.capacity_per_s, run.unloaded_s
-    return None
 
 
 def _progress(results: Iterable[Result], total: int) -> Iterator[Result]:

@@ -54,6 +54,11 @@ class Setting:
     """The number of servers, from the first on, that have half the speed and half the cache."""
     costs: str = ""
     """Constants of the servers' cost model that differ from `_COSTS`, as `name=number,name=number`."""
+    block_tokens: int = 0
+    """0: as the workload says."""
+    step_tokens: int = 2048
+    failing: int = 0
+    """The number of servers, from the first on, that break off every answer at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +97,14 @@ def costs_of(text: str) -> CostModel:
     return replace(_COSTS, **{name: float(number) for name, number in pairs})
 
 
-def shape_of(spec: Spec, costs: str = "") -> EngineShape:
+def shape_of(spec: Spec, setting: Setting = Setting()) -> EngineShape:
     """Return the size of an 8B model on one data-centre card, with 4 LoRA slots."""
+    block_tokens = setting.block_tokens or spec.block_tokens
     return EngineShape(
-        num_blocks=CACHE_TOKENS // spec.block_tokens,
-        block_tokens=spec.block_tokens,
-        limits=SchedulerLimits(max_num_seqs=128, max_num_batched_tokens=2048, max_loras=4),
-        costs=costs_of(costs),
+        num_blocks=CACHE_TOKENS // block_tokens,
+        block_tokens=block_tokens,
+        limits=SchedulerLimits(max_num_seqs=128, max_num_batched_tokens=setting.step_tokens, max_loras=4),
+        costs=costs_of(setting.costs),
     )
 
 
@@ -130,11 +136,14 @@ def work_of(run: Run, spec: Spec, mixed: Mix = lambda timed, _: timed) -> tuple[
 
 
 def plan_of(setting: Setting, spec: Spec, *, arrivals_s: float) -> FleetPlan:
+    shape = shape_of(spec, setting)
+    shares = {f"pod-{n}": 0.5 for n in range(setting.unlike)}
+    one_block = dict.fromkeys((f"pod-{n}" for n in range(setting.failing)), 1.5 / shape.num_blocks)
     return FleetPlan(
-        shape=shape_of(spec, setting.costs),
+        shape=shape,
         num_servers=setting.num_servers,
         speeds=(0.5,) * setting.unlike,
-        cache_shares={f"pod-{n}": 0.5 for n in range(setting.unlike)},
+        cache_shares=shares | one_block,  # what does not fit into one block fails at once
         scrape_interval_s=setting.scrape_interval_s,
         num_scrapers=setting.replicas,
         horizon_s=arrivals_s + GRACE_S,
@@ -181,7 +190,7 @@ def calibrate(
         workload=workload, rule=CALIBRATION_RULE, load=1.0, seed=0, setting=replace(setting, replicas=1)
     )
     in_flight *= setting.num_servers
-    servers = Setting(num_servers=setting.num_servers, unlike=setting.unlike, costs=setting.costs)
+    servers = replace(setting, scrape_interval_s=1.0, replicas=1, failing=0)
     plan = replace(plan_of(servers, spec, arrivals_s=1e9), horizon_s=1e9)
     if spec.make is not None:
         count = max(200, 3 * in_flight, int(spec.num_requests * setting.scale))

@@ -2,8 +2,6 @@
 Prints a table. See `--help`.
 
     python -m bench.routing.flow --workloads conversation,none --loads 0.9,1.3 --scale 0.3
-    python -m bench.routing.flow --trace conversation_trace.jsonl.gz --workloads none --loads 1.3
-    python -m bench.routing.flow --mix interactive --workloads conversation --loads 0.5,2.0
     python -m bench.routing.flow --mix greedy --workloads b2b --loads 1.3,2.4 --settings off,queue
 
 `good` is the share of all requests that were answered with TTFT <= 2 s and TPOT <= 100 ms; a refused request
@@ -28,7 +26,7 @@ from statistics import fmean
 from msgspec.structs import replace
 
 from bench.routing.bench import GRACE_S, Mix, Run, Setting, calibrate, plan_of, plan_runs, spec_of, work_of
-from bench.routing.more_workloads import greedy_tenant, two_priorities
+from bench.routing.more_workloads import greedy_tenant
 from bench.routing.picker_router import PickerRouter
 from bench.routing.rows import GOOD_TTFT_S, is_good
 from bench.routing.workloads import label
@@ -176,7 +174,6 @@ def _parser() -> argparse.ArgumentParser:
 
 _MIXES: dict[str, Mix] = {
     "": lambda timed, _: timed,
-    "interactive": two_priorities,
     "greedy": greedy_tenant,
 }
 

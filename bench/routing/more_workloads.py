@@ -227,14 +227,6 @@ MORE: Mapping[str, Spec] = {
 # -- mixtures ------------------------------------------------------------------------------------------------
 
 
-def two_priorities(timed: Sequence[Timed], rng: random.Random, *, share: float = 0.2) -> list[Timed]:
-    """Give the priority of a person to every fifth request, chosen at random."""
-    return [
-        replace(t, request=replace(t.request, priority=INTERACTIVE if rng.random() < share else 0, tenant=""))
-        for t in timed
-    ]
-
-
 def greedy_tenant(timed: Sequence[Timed], rng: random.Random, *, light: int = 4) -> list[Timed]:
     """Give each request a tenant. One tenant sends ten times as much as each of the others."""
     names = ["greedy", *(f"light-{n}" for n in range(light))]
@@ -281,25 +273,6 @@ def clock(rng: random.Random, count: int, *, every: int = 150) -> list[Timed]:
     return made
 
 
-def comers(rng: random.Random, count: int, *, at_once: int = 30, stay: int = 120) -> list[Timed]:
-    """Return requests of tenants that come and go: there are 30 at a time. Each has a prompt of 1,000 to
-    12,000 tokens that is used about 120 times within a short time, and then never again.
-    """
-    there: list[Segment] = []
-    seen = 0
-    made = []
-    for n in range(count):
-        if len(there) < at_once or rng.random() < 1 / stay:
-            if len(there) >= at_once:
-                there.pop(rng.randrange(len(there)))
-            there.append(Segment(SYSTEM_IDS + seen, rng.randint(1000, 12_000)))
-            seen += 1
-        own = length(rng, mean=300, sigma=0.8, least=16, most=4000)
-        answer = length(rng, mean=200, sigma=0.6, least=8, most=1000)
-        made.append(Timed(rng.expovariate(1), made_request(n, (rng.choice(there),), own, answer)))
-    return made
-
-
 def tool_sessions(rng: random.Random) -> Iterator[Sequence[Turn]]:
     """Yield sessions of agents whose tools give long answers. They have a shared start of 3,000 tokens, 3 to
     15 turns that add about 12,000 tokens each, and answers of 80 tokens.
@@ -321,7 +294,6 @@ UNTUNED: Mapping[str, Spec] = {
     for spec in (
         Spec(name="forks", kind="open", make=forks),
         Spec(name="clock", kind="open", make=clock),
-        Spec(name="comers", kind="open", make=comers),
         Spec(
             name="tools",
             kind="closed",

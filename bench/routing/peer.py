@@ -58,9 +58,6 @@ class Index:
         self._holders: dict[BlockHash, int] = {}
         self._lru: dict[int, OrderedDict[BlockHash, None]] = {}
 
-    def size(self, pod: Pod) -> int:
-        return len(self._lru.get(pod.bit, ()))
-
     def depths(self, names: Sequence[BlockHash], pods: Sequence[Pod]) -> dict[str, int]:
         """Return the number of leading blocks that each pod holds."""
         alive = 0
