@@ -11,6 +11,7 @@ from epp.config.routing import Cost, LoadSettings
 from epp.protocol.asking import StreamSettings
 from epp.protocol.codec import encode
 from epp.protocol.http_events import (
+    Action,
     Answer,
     Echo,
     Event,
@@ -188,6 +189,13 @@ def test_other_requests_and_lists_that_are_not_known_go_to_a_server(
     assert isinstance(routed, Answer)
 
 
+def sent(bench: Bench, body: bytes = BODY, modes: Modes = BUFFERED) -> list[Action]:
+    """Send one request. Return what follows its body."""
+    stream = bench.stream()
+    stream.receive(RequestHeaders(HEADERS, modes=modes), now=1.0)
+    return list(stream.receive(RequestBody(body, end_of_stream=True), now=1.0))
+
+
 NEW_BODY = BODY.replace(b'"model": "m"', b'"model": "the-target"')
 
 
@@ -196,9 +204,7 @@ def test_an_alias_is_replaced_in_the_body_and_routed_as_its_target(modes: Modes)
     bench = Bench()
     listed_by(bench, "other", "the-target", "other")
     rewriting(bench, "m")
-    stream = bench.stream()
-    stream.receive(RequestHeaders(HEADERS, modes=modes), now=1.0)
-    actions = stream.receive(RequestBody(BODY, end_of_stream=True), now=1.0)
+    actions = sent(bench, modes=modes)
     answer = actions[0]
     assert isinstance(answer, Answer)
     assert dict(answer.set_headers)["content-length"] == str(len(NEW_BODY))
@@ -218,15 +224,11 @@ def test_a_request_without_a_model_goes_to_the_default_else_anywhere(model: byte
     bench = Bench()
     listed_by(bench, "other", "the-target", "other")
     body = b'{%s"prompt": "%s"}' % (model, b"p" * 900)
-    anywhere = bench.stream()
-    anywhere.receive(RequestHeaders(HEADERS, modes=BUFFERED), now=1.0)
-    (answer,) = anywhere.receive(RequestBody(body, end_of_stream=True), now=1.0)
+    (answer,) = sent(bench, body)
     assert isinstance(answer, Answer)
     assert answer.body is None
     rewriting(bench)
-    stream = bench.stream()
-    stream.receive(RequestHeaders(HEADERS, modes=BUFFERED), now=1.0)
-    (answer,) = stream.receive(RequestBody(body, end_of_stream=True), now=1.0)
+    (answer,) = sent(bench, body)
     assert isinstance(answer, Answer)
     assert json.loads(answer.body or b"") == {"model": "the-target", "prompt": "p" * 900}
     assert bench.seen.picks[-1].decision.chosen == "e1"
@@ -246,9 +248,7 @@ def test_no_content_length_is_added_if_none_was_declared() -> None:
 def test_nothing_is_renamed_if_the_data_plane_sends_its_own_copy_of_body() -> None:
     bench = Bench()
     rewriting(bench, "m")
-    stream = bench.stream()
-    stream.receive(RequestHeaders(HEADERS, modes=PARTIAL), now=1.0)
-    actions = stream.receive(RequestBody(BODY, end_of_stream=True), now=1.0)
+    actions = sent(bench, modes=PARTIAL)
     assert all(isinstance(action, Answer) and action.body is None for action in actions)
     (pick,) = bench.seen.picks
     assert (pick.decision.model, pick.decision.asked_model) == ("m", "")
@@ -260,9 +260,7 @@ def test_a_prefix_belongs_to_the_target_and_aliases_are_listed() -> None:
     rewriting(bench, "m")
     for model in ("m", "the-target"):
         body = json.dumps({"model": model, "prompt": "of foxes and hounds " * 1000}).encode()
-        stream = bench.stream()
-        stream.receive(RequestHeaders(HEADERS, modes=BUFFERED), now=1.0)
-        stream.receive(RequestBody(body, end_of_stream=True), now=1.0)
+        sent(bench, body)
     first, second = bench.seen.picks
     matched = {each.name: each.matched_tokens for each in second.decision.candidates}
     assert matched.pop(first.decision.chosen) > 0
