@@ -130,7 +130,7 @@ def _problems(status: PickerStatus) -> Iterator[str]:
     if status.sharing is not None and not status.sharing.connected:
         yield "Other pickers cannot be reached: this one routes by its own requests. The log says why."
     if status.overload_ratio > 0:
-        yield f"The picker is overloaded: it passes {status.overload_ratio:.0%} of the requests unread. Give it more CPU."
+        yield f"The picker is overloaded: it passes {100 * status.overload_ratio:.0f} % of the requests unread. Give it more CPU."
     if status.draining:
         yield "The picker is ending, after its requests in flight."
 

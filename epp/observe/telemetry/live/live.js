@@ -94,8 +94,8 @@ function endpoints(rows) {
 }
 
 function explain(account) {
-  byId("explain-sum").textContent = account.requests ? `${whole(account.requests)} requests, ${whole(account.prompt_tokens)} prompt tokens in the last minutes; `
-    + `${percent(1 - account.hit_ratio)} of them had to be computed.` : "No requests in the last minutes.";
+  byId("explain-sum").textContent = account.requests ? `${whole(account.requests)} requests, ${whole(account.prompt_tokens)} prompt tokens in the last minutes`
+    + (account.prompt_tokens ? `; ${percent(1 - account.hit_ratio)} of them had to be computed.` : ".") : "No requests in the last minutes.";
   const causes = (account.causes || []).filter((cause) => cause.share_of_missed >= 0.005);
   byId("explain").replaceChildren(...causes.map((cause) => el("div", { class: "cause" },
     el("div", { class: "title" }, el("b", {}, cause.title), el("span", {}, percent(cause.share_of_missed))),

@@ -144,7 +144,7 @@ def test_requests_and_waiting_tenants_are_shown_in_bounded_text() -> None:
             PickerStatus(endpoints=(status_of_endpoint(scrape_error="refused", scrape_age_s=9),)),
             "No model server answers (refused)",
         ),
-        (PickerStatus(endpoints=(status_of_endpoint(),), overload_ratio=0.25), "passes 25% of the requests"),
+        (PickerStatus(endpoints=(status_of_endpoint(),), overload_ratio=0.25), "passes 25 % of the requests"),
         (PickerStatus(endpoints=(status_of_endpoint(),), draining=True), "The picker is ending"),
         (
             PickerStatus(endpoints=(status_of_endpoint(),), sharing=replace(SHARING, connected=False)),
