@@ -5,6 +5,7 @@ fail unnoticed. Tests of the real Envoy (`tests/integration`) show what it does 
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from epp.base.types import SERVER_HEADERS
@@ -33,12 +34,13 @@ def filters(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def test_an_address_of_all_families_takes_ipv4_too() -> None:
-    document = bootstrap_document(a_config(admin="[::]:9901", status="[::1]:9902"))
-    gateway, status = document["static_resources"]["listeners"]
-    asked = [
-        each["address"]["socket_address"].get("ipv4_compat") for each in (document["admin"], gateway, status)
-    ]
-    assert asked == [True, None, None]
+    everywhere = a_config(admin="[::]:9901", status="[::]:9902").envoy
+    for listen, compatible in (("[::]:8080", True), ("[::1]:8080", None)):
+        envoy = msgspec.structs.replace(everywhere, listen=listen)
+        document = bootstrap_document(msgspec.structs.replace(a_config(), envoy=envoy))
+        places = (document["admin"], *document["static_resources"]["listeners"])
+        asked = [each["address"]["socket_address"].get("ipv4_compat") for each in places]
+        assert asked == [True, compatible, True]
 
 
 def test_headers_that_servers_obey_are_removed_before_any_filter_runs() -> None:
