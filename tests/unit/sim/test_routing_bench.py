@@ -15,6 +15,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from bench.gpu import gateway
+from bench.routing import bounds
 from bench.routing.bench import (
     Result,
     Run,
@@ -31,7 +32,7 @@ from bench.routing.live.vllm_fleet import Speed
 from bench.routing.live.words import prompt_of
 from bench.routing.picker_router import PickerRouter
 from bench.routing.report import cells_of, goals
-from bench.routing.rows import Row, mean_row
+from bench.routing.rows import Row, mean_row, row_of
 from bench.routing.traces import TraceError
 from bench.routing.workloads import SPECS, OpenLoop
 from epp.config.policy import DEFAULT_POLICY, RuleName
@@ -71,6 +72,26 @@ def test_every_workload_runs_and_repeats_itself(workload: str) -> None:
     assert repr(first) == repr(again)
     assert len(first.records) > 10
     assert len({record.server for record in first.records}) > 1
+
+
+def test_a_failing_server_breaks_off_all_its_answers_and_no_other_does() -> None:
+    records = outcome_of(run_of("rr", setting=replace(TINY, failing=1))).records
+    assert all(record.failed == (record.server == "pod-0") for record in records)
+    assert any(record.failed for record in records)
+
+
+def test_block_and_step_sizes_are_those_of_the_setting() -> None:
+    shape = shape_of(SPECS["conversation"], Setting(block_tokens=16, step_tokens=8192))
+    assert (shape.block_tokens, shape.num_blocks, shape.limits.max_num_batched_tokens) == (16, 32_000, 8192)
+
+
+def test_an_oracle_uses_what_servers_hold_and_a_clairvoyant_is_no_worse() -> None:
+    run = run_of("rr", "hot", load=0.5)
+    outcomes = outcome_of(run), bounds.outcome_by(bounds.Planned(None), run)
+    assert all(record.completed for record in outcomes[1].records)
+    assert outcomes[1].hit_tokens > 1.2 * outcomes[0].hit_tokens
+    least_s = min(row_of(outcome).ttft_mean_s for outcome in outcomes)
+    assert bounds.clairvoyant_s(run, outcomes, moves=20) <= least_s
 
 
 def test_each_number_draws_another_workload() -> None:
