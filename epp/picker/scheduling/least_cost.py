@@ -33,9 +33,9 @@ _MOST_REQUESTS = 32
 nothing.
 """
 
-_INSTANT_S = 0.01
-"""Requests that came within this time came together: a client that sends eight prompts at once will not send
-eight more, so they are no demand.
+_INSTANT_S = 0.05
+"""Requests that came within this time came together: a client that sends eight prompts at once, or over some
+tens of milliseconds, will not send eight more, so they are no demand.
 """
 
 N = TypeVar("N", float, Floats)
