@@ -29,7 +29,11 @@ MISTAKES = [
         in_config("admin: {adress: x}"),
         "line 3: admin: unknown field `adress`; did you mean `address`?",
     ),
-    ("config.yaml", in_config("admin: 9090"), "line 3: admin: expected a mapping, found a whole number; w"),
+    (
+        "config.yaml",
+        in_config("admin: 9090"),
+        "line 3: admin: expected a mapping, found a whole number; write its fields: address",
+    ),
     ("config.yaml", in_config("listen: 127.0.0.1"), "line 3: listen.address: '127.0.0.1' is not ip:port"),
     ("config.yaml", in_config("edsFile: x"), "line 3: unknown field `edsFile`; put it under `envoy`"),
     ("config.yaml", in_config("workers: 0"), "line 3: workers: expected a whole number >= 1, found 0"),

@@ -92,6 +92,7 @@ def test_an_oracle_uses_what_servers_hold_and_a_clairvoyant_is_no_worse() -> Non
     assert outcomes[1].hit_tokens > 1.2 * outcomes[0].hit_tokens
     least_s = min(row_of(outcome).ttft_mean_s for outcome in outcomes)
     assert bounds.clairvoyant_s(run, outcomes, moves=20) <= least_s
+    assert bounds.clairvoyant_s(run, outcomes[:1], moves=20) < row_of(outcomes[0]).ttft_mean_s
 
 
 def test_each_number_draws_another_workload() -> None:

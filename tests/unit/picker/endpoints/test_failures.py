@@ -65,6 +65,14 @@ def test_at_most_a_share_of_the_servers_is_left_out() -> None:
     assert excluded.count("failing") == 2
 
 
+def test_one_failure_shows_as_a_fifth_of_a_second_and_is_forgotten() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    fail_answers(picker, "a", times=1, now=1.0)
+    for now, price_s in ((1.0, 0.2), (60.0, 0.0)):
+        shown = {c.name: c for c in picker.pick(ask(b"", stream=True), now=now).decision.candidates}
+        assert shown[EndpointName("a")].parts_s["failing"] == pytest.approx(price_s, abs=0.01)
+
+
 @pytest.mark.parametrize("waiting", [None, 0, 1])
 def test_a_probe_is_marked_as_queued_if_requests_wait_at_its_server(waiting: int | None) -> None:
     picker = a_picker(on=endpoints("a"))

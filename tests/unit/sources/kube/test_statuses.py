@@ -118,7 +118,7 @@ async def test_a_policy_for_a_pool_without_a_picker_is_marked() -> None:
     )
     await replica.look(0.0, 1.5)
     assert server.wrote == [], "a picker that serves the pool is faster"
-    await replica.look(3.0)
+    await replica.look(2.5)
     assert server.places == ["PATCH prefixroutingpolicies/moved/status"]
     (condition, _) = server.wrote[0][1]["status"]["conditions"]
     assert (condition["status"], condition["reason"]) == ("False", "TargetNotFound")
