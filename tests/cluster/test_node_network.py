@@ -2,6 +2,8 @@
 
 import fcntl
 import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -12,8 +14,14 @@ pytestmark = pytest.mark.cluster
 _GET_HARDWARE_ADDRESS = 0x8927
 
 
-def test_the_bridge_keeps_its_address_while_pods_come_and_go() -> None:
-    node, addresses = NetworkNamespace(), [f"10.244.1.{number}" for number in range(8)]
+@pytest.fixture
+def namespaces() -> Iterator[list[NetworkNamespace]]:
+    with ExitStack() as ends:
+        yield [ends.enter_context(closing(NetworkNamespace())) for _ in range(9)]
+
+
+def test_the_bridge_keeps_its_address_while_pods_come_and_go(namespaces: list[NetworkNamespace]) -> None:
+    (node, *pods), addresses = namespaces, [f"10.244.1.{number}" for number in range(8)]
     make_bridge(node, "pods", address="10.244.0.1")
 
     def hardware() -> str:
@@ -22,7 +30,6 @@ def test_the_bridge_keeps_its_address_while_pods_come_and_go() -> None:
         return answer[18:24].hex(":")
 
     seen = [hardware()]
-    pods = [NetworkNamespace() for _ in addresses]
     for pod, address in zip(pods, addresses, strict=True):
         link(node, pod, address=address, bridge="pods")
         seen.append(hardware())
@@ -30,5 +37,3 @@ def test_the_bridge_keeps_its_address_while_pods_come_and_go() -> None:
         unlink(node, address)
         seen.append(hardware())
     assert {*seen} == {"02:00:0a:f4:00:01"}
-    for each in (*pods, node):
-        each.close()

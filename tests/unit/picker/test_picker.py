@@ -50,6 +50,7 @@ from tests.unit.picker.picker_questions import (
     endpoints,
     in_flight,
     serve,
+    state,
     text,
     undone,
 )
@@ -250,6 +251,10 @@ def test_a_fault_is_known_with_the_first_event_of_the_answer(status: int, fault:
     elsewhere = B if pick.destinations[0] == A else A
     picker.on_response_headers(pick, status=status, served=elsewhere, now=2.0)
     assert failed == [(Began, False), (Moved, fault), (Answered, fault)]
+    again = picker.pick(a_request(), now=2.1).decision
+    assert (again.matched_tokens > 0) == (status == 200), "before the answer's end"
+    share = picker.fleet.failures.share(state(picker, pick.decision.chosen), now=2.1)
+    assert share > 0, "a retry counts against the first choice"
 
 
 def test_a_request_that_is_let_go_ends_once() -> None:

@@ -70,7 +70,8 @@ def test_one_failure_shows_as_a_fifth_of_a_second_and_is_forgotten() -> None:
     fail_answers(picker, "a", times=1, now=1.0)
     for now, price_s in ((1.0, 0.2), (60.0, 0.0)):
         shown = {c.name: c for c in picker.pick(ask(b"", stream=True), now=now).decision.candidates}
-        assert shown[EndpointName("a")].parts_s["failing"] == pytest.approx(price_s, abs=0.01)
+        a = shown[EndpointName("a")]
+        assert [a.parts_s["failing"], a.score_s] == pytest.approx([price_s] * 2, abs=0.01)
 
 
 @pytest.mark.parametrize("waiting", [None, 0, 1])

@@ -68,15 +68,12 @@ def test_unknown_load_is_over_no_threshold() -> None:
     )
 
 
-def test_endpoints_left_out_are_ordered_by_load() -> None:
-    choice = choose(
-        [
-            SeenEndpoint("a", waiting=11, in_flight=5),
-            SeenEndpoint("b", waiting=11, in_flight=3),
-            SeenEndpoint("c"),
-        ]
-    )
-    assert choice.places == [2, 1, 0]
+def test_endpoints_left_out_are_ordered_by_load_and_those_that_fail_are_last() -> None:
+    loads = {"a": 5, "b": 3}
+    seen = [*(SeenEndpoint(name, waiting=11, in_flight=n) for name, n in loads.items()), SeenEndpoint("c")]
+    assert choose(seen).places == [2, 1, 0]
+    b_fails = replace(snapshot(seen), failing=np.array([False, True, False]))
+    assert scheduler_of(PolicySpec(load=LOAD)).schedule(request(seen), b_fails).places == [2, 0, 1]
 
 
 def test_plain_rules_ignore_the_thresholds() -> None:
