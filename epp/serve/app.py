@@ -185,11 +185,9 @@ class App:
         """
         try:
             if self._eds_file is not None:
-                files.write_secrets(self._config)
+                files.write_first(self._config)
             if self._cluster is None:
                 self._on_endpoints_file(self._inputs.listed)
-            elif self._eds_file is not None and not self._eds_file.exists():
-                self._write_eds(())  # Envoy needs some file to start, but a file of an earlier run stays
         except OSError as error:
             raise ConfigError(f"envoy.edsFile: {self._config.envoy.eds_file}: {error.strerror}") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import sys
 from importlib.metadata import version
@@ -22,7 +23,7 @@ from epp.observe.recording import command as recording
 from epp.observe.telemetry.logs import setup_logging
 from epp.serve import preflight, process
 from epp.serve.envoy.bootstrap import bootstrap
-from epp.serve.envoy.files import write_if_changed
+from epp.serve.envoy.files import write_first, write_if_changed
 from epp.serve.words import WordsParser, completion
 from epp.serve.workers import Supervisor
 
@@ -268,7 +269,11 @@ def _run(args: argparse.Namespace) -> int:
         return made[args.command](args)
     config = load_config(args.config)
     if args.command == "envoy-config":
-        return _hand_out(bootstrap(config), args.output)
+        text = bootstrap(config)
+        if Path(config.envoy.eds_file).absolute().parent.is_dir():
+            with contextlib.suppress(OSError):  # the picker says which file it cannot write
+                write_first(config)
+        return _hand_out(text, args.output)
     if args.command == "check":
         return _check(config, verbose=args.verbose, as_json=args.json)
     return _serve(config, args.config, worker=args.worker, hub=args.hub)

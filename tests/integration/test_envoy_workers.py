@@ -81,7 +81,7 @@ async def test_envoy_asks_the_picker_over_tls_and_no_plain_picker_at_its_address
         running_fake_picker(address, credentials=credentials) as picker,
     ):
         files.write_endpoints(Path(config.envoy.eds_file), as_endpoints([backend.address]))
-        files.write_secrets(config)
+        files.write_first(config)
         async with running_envoy(config, directory=tmp_path) as envoy, http_client(envoy.url) as client:
             assert envoy.url.startswith("https:")
             assert (await client.complete()).status == 200

@@ -1,9 +1,9 @@
 """Writes the files that Envoy follows: the endpoints (EDS), and where its certificates are (SDS).
 
-A reader sees the old text or the new one, never a part. The composition root writes the files before Envoy
-starts, since Envoy does not start without them, and the endpoints at each change. The endpoints file does not
-contain their health: Envoy must know every endpoint that may still be picked, and only the picker judges
-health.
+A reader sees the old text or the new one, never a part. `epp envoy-config` and the picker write the files
+first, since Envoy does not start without them, and the picker writes the endpoints at each change. The
+endpoints file does not contain their health: Envoy must know every endpoint that may still be picked, and
+only the picker judges health.
 
 Envoy reads certificates that the bootstrap names only once, at its start. After a renewal it would no longer
 trust the picker, and every request would bypass the picker unnoticed. If a file names the certificates, Envoy
@@ -47,13 +47,11 @@ _ASSIGNMENT: Final = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAs
 _CERTIFICATE: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 
 
-def write_if_changed(path: Path, text: bytes) -> bool:
-    """Make the file contain `text`. Return False if it already did. Raise OSError if it cannot be written.
-    The text is compared with the current content of the file, so a change by another program is overwritten.
-    """
+def write_if_changed(path: Path, text: bytes) -> None:
+    """Make the file contain `text`, also if another program has changed it. Raises OSError."""
     try:
         if path.read_bytes() == text:
-            return False
+            return
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
     # The new file is in the same directory, because a rename across file systems copies, and Envoy could read
@@ -67,14 +65,11 @@ def write_if_changed(path: Path, text: bytes) -> bool:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    return True
 
 
-def write_endpoints(path: Path, endpoints: Iterable[Endpoint]) -> bool:
-    """Make the file contain `endpoints`. Return False if it already did. Raise OSError if it cannot be
-    written. Only one process may write the file.
-    """
-    return write_if_changed(path, render_endpoints(endpoints))
+def write_endpoints(path: Path, endpoints: Iterable[Endpoint]) -> None:
+    """Make the file contain `endpoints`. Raises OSError. Only one process may write the file."""
+    write_if_changed(path, render_endpoints(endpoints))
 
 
 def render_endpoints(endpoints: Iterable[Endpoint]) -> bytes:
@@ -106,11 +101,13 @@ def secret_references(config: Config) -> dict[str, Message]:
     }
 
 
-def write_secrets(config: Config) -> None:
-    """Write every file that the bootstrap of `config` names. Raises OSError if a file cannot be written."""
+def write_first(config: Config) -> None:
+    """Write the files that the bootstrap names. An endpoints file that exists stays. Raises OSError."""
     for name, secret in _secrets(config).items():
         text = json.dumps({"resources": [{"@type": _CERTIFICATE, "name": name, **secret}]}, indent=1)
         write_if_changed(Path(secret_path(config, name)), text.encode() + b"\n")
+    if not (endpoints := Path(config.envoy.eds_file)).exists():
+        write_endpoints(endpoints, ())
 
 
 def absolute(path: str) -> str:

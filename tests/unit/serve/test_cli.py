@@ -1,5 +1,6 @@
 """The `epp` command: what each subcommand prints and writes, and its exit status."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -68,10 +69,14 @@ def test_an_unusable_configuration_ends_the_command_with_its_fault(
     assert "worker" in said.err
 
 
-def test_the_command_writes_the_same_text_into_a_file(config: Path, tmp_path: Path) -> None:
-    output = tmp_path / "run" / "envoy.yaml"
+def test_the_bootstrap_can_be_a_file_and_the_files_it_names_exist(config: Path, tmp_path: Path) -> None:
+    output, endpoints = tmp_path / "run" / "envoy.yaml", tmp_path / "eds.json"
     assert main(["envoy-config", "--config", str(config), "--output", str(output)]) == 0
     assert output.read_text() == bootstrap(load_config(config))
+    assert json.loads(endpoints.read_text())["resources"][0]["endpoints"] == [{"lb_endpoints": []}]
+    endpoints.write_text("of the picker")
+    assert main(["envoy-config", "--config", str(config)]) == 0
+    assert endpoints.read_text() == "of the picker"
 
 
 def test_the_error_for_an_unwritable_output_file_names_the_flag(

@@ -103,7 +103,7 @@ def test_real_envoy_accepts_the_bootstrap(tmp_path: Path, envoy: Envoy, listen: 
 def test_real_envoy_accepts_tls_on_both_sides(tmp_path: Path) -> None:
     tls = write_tls(tmp_path, mutual=True)
     config = config_in(tmp_path, envoy=Envoy(tls=tls), listen=Listen(tls=tls))
-    files.write_secrets(config)
+    files.write_first(config)
     validate(bootstrap(config), tmp_path)
 
 
