@@ -2,9 +2,9 @@
 outcome of each case as a JSON object on the last line: `ok`, or the client's own error with its status. It
 runs in the environment of clients, not in ours.
 
-    python live_clients.py URL MODEL WORDS
+    python live_clients.py URL MODEL WORDS PICTURE
 
-WORDS is the number of words that is too long a prompt for the model.
+WORDS is the number of words that is too long a prompt for the model, and PICTURE the URL of a picture.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGP4z8DwHwAFAAH/iZk9HQAAAABJRU5ErkJggg=="
 SOURCE = {"type": "base64", "media_type": "image/png", "data": PIXEL.partition(",")[2]}
-PICTURE = "https://127.0.0.1:1/no.png"
 TOWN = {
     "type": "object",
     "properties": {"town": {"enum": ["Ulm", "Bonn"]}},
@@ -160,7 +159,7 @@ class LangChain:
         assert len(await embed.aembed_documents(["Ulm", "Bonn"])) == 2
 
 
-def cases(calls: Calls, chain: LangChain, *, words: int) -> Mapping[str, Case]:
+def cases(calls: Calls, chain: LangChain, *, words: int, url: str) -> Mapping[str, Case]:
     """Return the cases by name."""
     tool = {"type": "function", "function": TOOL}
     return {
@@ -173,7 +172,7 @@ def cases(calls: Calls, chain: LangChain, *, words: int) -> Mapping[str, Case]:
             {"type": "function", "function": {"name": "weather"}}
         ),
         "image by data": lambda: calls.chat(messages=picture(PIXEL)),
-        "image by URL": lambda: calls.chat(messages=picture(PICTURE)),
+        "image by URL": lambda: calls.chat(messages=picture(url)),
         "image in a message": lambda: calls.message(messages=user({"type": "image", "source": SOURCE})),
         "image in a response": lambda: calls.respond(user({"type": "input_image", "image_url": PIXEL})),
         "embeddings": calls.embeddings,
@@ -210,7 +209,7 @@ async def outcome(case: Case) -> str:
     return "ok"
 
 
-async def main(url: str, model: str, words: str) -> None:
+async def main(url: str, model: str, words: str, shown: str) -> None:
     from anthropic import AsyncAnthropic  # noqa: PLC0415 - our own environment has no clients
     from openai import AsyncOpenAI  # noqa: PLC0415
 
@@ -218,7 +217,8 @@ async def main(url: str, model: str, words: str) -> None:
         AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as openai,
         AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as anthropic,
     ):
-        table = cases(Calls(openai, anthropic, model), LangChain(url, model), words=int(words))
+        calls = Calls(openai, anthropic, model)
+        table = cases(calls, LangChain(url, model), words=int(words), url=shown)
         print(json.dumps({name: await outcome(case) for name, case in table.items()}))
 
 

@@ -4,24 +4,29 @@ the model server of this repository. What a server cannot do is its own refusal,
 
 import asyncio
 import json
+from base64 import b64decode
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from tests.clients_env import every_call, live_clients
 from tests.group_env import CLIENTS
 from tests.harness.gateway import PickerProcess, config_in, running_front, write_endpoints
 from tests.harness.model_servers import MODEL, running_model_servers
 from tests.harness.prepared import prepared
-from tests.vllm_env.environment import REQUIRED
-from tests.vllm_env.gateway import running_vllm_gateway
-from tests.vllm_env.server import MODEL_NAME, VllmServer
+from tests.vllm_env import picture_model, tiny_model
+from tests.vllm_env.environment import REQUIRED, VllmEnvironment
+from tests.vllm_env.gateway import CHAT, running_vllm_gateway
+from tests.vllm_env.server import MODEL_NAME, ServerOptions, VllmServer
 
 pytestmark = [pytest.mark.envoy, pytest.mark.timeout(900)]
 
+UNSEEN = "https://127.0.0.1:1/no.png"
 REFUSED = {
     "wrong model": "NotFoundError 404",
     "wrong model of messages": "NotFoundError 404",
@@ -85,8 +90,40 @@ async def test_clients_get_from_vllm_what_it_gives(
     tmp_path: Path, vllm_servers: tuple[VllmServer, VllmServer]
 ) -> None:
     async with running_vllm_gateway(tmp_path, vllm_servers) as gateway:
-        assert await refused_cases(gateway.envoy.url, MODEL_NAME, "100000") == REFUSED | NOT_BY_VLLM
+        assert await refused_cases(gateway.envoy.url, MODEL_NAME, "100000", UNSEEN) == REFUSED | NOT_BY_VLLM
         await gateway.picker.idle()
+
+
+@pytest.mark.vllm
+async def test_vllm_takes_pictures_and_the_picker_foresees_its_hit(
+    tmp_path: Path, vllm_environment: VllmEnvironment
+) -> None:
+    async def show(_: web.Request) -> web.Response:
+        return web.Response(body=b64decode(live_clients.SOURCE["data"]), content_type="image/png")
+
+    site = web.Application()
+    site.router.add_get("/a.png", show)
+    tiny = vllm_environment.model_folder / tiny_model.MODEL
+    model = picture_model.write(tmp_path / "model", tiny=tiny)
+    options = ServerOptions(model=model, arguments=("--load-format", "dummy"))
+    async with AsyncExitStack() as stack:
+        server = stack.enter_context(
+            VllmServer(vllm_environment, name="sees", folder=tmp_path, options=options)
+        )
+        url = str((await stack.enter_async_context(TestServer(site))).make_url("/a.png"))
+        gateway = await stack.enter_async_context(running_vllm_gateway(tmp_path, (server,)))
+        found = await outcomes(live_clients, gateway.envoy.url, MODEL_NAME, "100000", url)
+        images = {name: outcome for name, outcome in found.items() if name.startswith("image")}
+        assert images == dict.fromkeys(images, "ok")
+        said = {"type": "text", "text": "What is on this picture? " * 200}
+        for shown in (live_clients.PIXEL, url):
+            asked = [*live_clients.picture(shown)[0]["content"], said]
+            turns = [[{"role": "user", "content": [*asked, {"type": "text", "text": end}]}] for end in "xy"]
+            first, second = [await gateway.route(CHAT, messages=turn) for turn in turns]
+            assert first.prompt_tokens > picture_model.PICTURE_TOKENS
+            assert second.cached_tokens > 0.9 * second.prompt_tokens
+            # By its first guess of 4 bytes a token; the tiny model's have 2.5.
+            assert second.predicted_tokens > 0.5 * second.prompt_tokens
 
 
 @asynccontextmanager
@@ -102,7 +139,7 @@ async def our_gateway(tmp_path: Path) -> AsyncIterator[tuple[str, PickerProcess]
 
 async def test_clients_get_from_the_model_server_what_it_gives(tmp_path: Path) -> None:
     async with our_gateway(tmp_path) as (url, _):
-        assert await refused_cases(url, MODEL, "400000") == REFUSED | NOT_BY_US
+        assert await refused_cases(url, MODEL, "400000", UNSEEN) == REFUSED | NOT_BY_US
 
 
 async def test_each_call_of_openai_is_answered_or_refused_in_its_shape(tmp_path: Path) -> None:
