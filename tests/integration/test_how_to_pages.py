@@ -56,7 +56,7 @@ async def test_start_hit_rate_replay_and_lora_work_as_they_are_written(tmp_path:
         {up} & up=$!
         works {request}; ended $up
         {run} & envoy=$!
-        works {request}
+        works {request}; works curl -sf http://127.0.0.1:9090/
         more() {{ {request}; [ $(wc -l < recording.jsonl) -ge 5 ]; }}  # two lines open a recording
         {recorded} & record=$!; works more; {request}
         ended $record; for name in monday tuesday; do cp recording.jsonl $name.jsonl; done
