@@ -2,8 +2,6 @@
 
 import fcntl
 import struct
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
 
 import pytest
 
@@ -14,14 +12,11 @@ pytestmark = pytest.mark.cluster
 _GET_HARDWARE_ADDRESS = 0x8927
 
 
-@pytest.fixture
-def namespaces() -> Iterator[list[NetworkNamespace]]:
-    with ExitStack() as ends:
-        yield [ends.enter_context(closing(NetworkNamespace())) for _ in range(9)]
-
-
-def test_the_bridge_keeps_its_address_while_pods_come_and_go(namespaces: list[NetworkNamespace]) -> None:
-    (node, *pods), addresses = namespaces, [f"10.244.1.{number}" for number in range(8)]
+def test_the_bridge_keeps_its_address_while_pods_come_and_go(request: pytest.FixtureRequest) -> None:
+    addresses = [f"10.244.1.{number}" for number in range(8)]
+    node, *pods = [NetworkNamespace() for _ in range(1 + len(addresses))]
+    for each in (node, *pods):
+        request.addfinalizer(each.close)
     make_bridge(node, "pods", address="10.244.0.1")
 
     def hardware() -> str:

@@ -162,6 +162,13 @@ def test_a_missing_adapter_keeps_away_only_the_requests_for_it() -> None:
     assert mixed.failed <= 30
 
 
+def test_a_server_that_fails_at_one_of_its_models_gets_only_trials_for_each() -> None:
+    fails_x = Traffic(
+        servers="abc", sick=lambda m: (0.002, 500) if m == "x" else (0.2, 200), models=("m", "x")
+    )
+    assert fails_x.run(20.0).to(SICK, since=5.0, until=20.0) <= 0.02
+
+
 def test_no_server_is_left_out_if_the_policy_says_so() -> None:
     never = FailureSettings(max_left_out_share=0.0, cost_seconds=0.0)
     traffic = Traffic(rule="round-robin", failures=never).run(20.0)

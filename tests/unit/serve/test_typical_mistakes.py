@@ -14,49 +14,31 @@ GOOD = {
 }
 
 
-def in_config(line: str) -> str:
-    return GOOD["config.yaml"] + line
-
-
-MISTAKES = [
+IN_CONFIG = [
+    ("envoy: {listen: {port: 8080}}", 'line 3: envoy.listen: has port; write listen: "0.0.0.0:8080"'),
+    ("admin: {adress: x}", "line 3: admin: unknown field `adress`; did you mean `address`?"),
+    ("admin: 9090", "line 3: admin: expected a mapping, found a whole number; write its fields: address"),
+    ("listen: 127.0.0.1", "line 3: listen.address: '127.0.0.1' is not ip:port"),
+    ("edsFile: x", "line 3: unknown field `edsFile`; put it under `envoy`"),
+    ("workers: 0", "line 3: workers: expected a whole number >= 1, found 0"),
     (
-        "config.yaml",
-        in_config("envoy: {listen: {port: 8080}}"),
-        'line 3: envoy.listen: has port; write listen: "0.0.0.0:8080"',
-    ),
-    (
-        "config.yaml",
-        in_config("admin: {adress: x}"),
-        "line 3: admin: unknown field `adress`; did you mean `address`?",
-    ),
-    (
-        "config.yaml",
-        in_config("admin: 9090"),
-        "line 3: admin: expected a mapping, found a whole number; write its fields: address",
-    ),
-    ("config.yaml", in_config("listen: 127.0.0.1"), "line 3: listen.address: '127.0.0.1' is not ip:port"),
-    ("config.yaml", in_config("edsFile: x"), "line 3: unknown field `edsFile`; put it under `envoy`"),
-    ("config.yaml", in_config("workers: 0"), "line 3: workers: expected a whole number >= 1, found 0"),
-    (
-        "config.yaml",
-        in_config("envoy:\n\tlisten: x"),
+        "envoy:\n\tlisten: x",
         "line 4, column 1: not YAML: while scanning for the next token found character that cannot start any token; indent with spaces",
     ),
-    (
-        "config.yaml",
-        in_config("endpointsFile: e.yaml"),
-        "`endpointsFile` stands twice, in lines 1 and 3; write it once",
-    ),
+    ("endpointsFile: e.yaml", "`endpointsFile` stands twice, in lines 1 and 3; write it once"),
+    ("---\nworkers: 2", "found another document; remove the line `---`"),
+    (" workers: 2", "; indent the fields of one mapping equally, "),
+    ("dialect: isto", "line 3: dialect: found 'isto'; values are agentgateway, "),
+]
+MISTAKES = [
+    *(("config.yaml", GOOD["config.yaml"] + line, message) for line, message in IN_CONFIG),
     (
         "config.yaml",
         "- endpointsFile: e.yaml",
         "expected a mapping, found a list; write its fields, without a dash before them: ",
     ),
-    ("config.yaml", in_config("---\nworkers: 2"), "found another document; remove the line `---`"),
-    ("config.yaml", in_config(" workers: 2"), "; indent the fields of one mapping equally, "),
     ("config.yaml", "", "endpointsFile: is missing; name the file that lists the model servers"),
     ("config.yaml", "endpointsFile: away.yaml", "away.yaml: No such file or directory; correct the path"),
-    ("config.yaml", in_config("dialect: isto"), "line 3: dialect: found 'isto'; values are agentgateway, "),
     (
         "e.yaml",
         "endpoints: []",

@@ -238,13 +238,9 @@ def test_a_server_has_twice_the_time_that_its_booked_work_should_take() -> None:
     assert seen.index("stalls") == 6, "0.8 * 2 s, and twice the 2 s that were left at the second page"
 
 
-def test_a_server_without_open_requests_is_idle() -> None:
-    watched, state = WatchedServers(), a_state()
-    assert [watched.page(state, 5.0, now=float(n)) for n in range(6)] == ["moves"] + ["idle"] * 5
-
-
-def test_a_server_that_waits_for_a_slow_client_does_not_stall() -> None:
-    watched, state = WatchedServers(), sent_to(a_state())
+def test_a_server_that_is_unasked_or_waits_for_a_slow_client_is_idle() -> None:
+    watched, unasked, state = WatchedServers(), a_state(), sent_to(a_state())
+    assert [watched.page(unasked, 5.0, now=float(n)) for n in range(6)] == ["moves"] + ["idle"] * 5
     for n, tokens in enumerate((0.0, 0.0, 9.0)):
         watched.page(state, tokens, now=float(n))
     for n in range(3, 9):
