@@ -27,7 +27,7 @@ from msgspec import Raw, Struct
 
 from epp.request.api_fields import ChatMessage
 from epp.request.jsontext import NO_RAW, first_byte, plain_text, text_bytes, token_bytes
-from epp.request.media import UNKNOWN, Guess, media_tokens
+from epp.request.media import Guess, media_tokens
 
 Piece = bytes | Raw
 """Bytes of a prompt. JSON that is part of the prompt as it was sent is copied only when all pieces are
@@ -194,7 +194,7 @@ def _part_bytes(raw: Raw, *, media: list[Guess], thoughts: list[bytes] | None, n
         return FIELD.join((FIELD + b"tool_use", text_or_json(part.name), text_or_json(part.input)))
     if kind == b"tool_result" and not nested:
         return TOOL_RESULT + PART.join(content_parts(part.content, media=media, nested=True))
-    media.append(media_tokens(raw, kind=kind) if len(media) < _MOST_MEASURED else UNKNOWN)
+    media.append(media_tokens(raw, kind=kind, measured=len(media) < _MOST_MEASURED))
     return FIELD + kind + (digest(part.uuid) if present(part.uuid) else fingerprint(raw))
 
 

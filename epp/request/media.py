@@ -35,10 +35,10 @@ _HEADER_BYTES: Final = 32
 _MOST_SEGMENTS: Final = 12
 
 
-def media_tokens(part: Raw, *, kind: bytes) -> Guess:
-    """Return the guess for a part of a content. kind: its type."""
+def media_tokens(part: Raw, *, kind: bytes, measured: bool) -> Guess:
+    """Return the guess for a part of a content. kind: its type. measured: by its header, if it has one."""
     view = memoryview(part)
-    found = _DATA.search(bytes(view[:_SEARCHED_BYTES]))
+    found = _DATA.search(bytes(view[:_SEARCHED_BYTES])) if measured else None
     if found is None:
         return UNKNOWN if _SHOWN.search(kind) else (1 + len(view) // 4, False)
     data = view[found.end() :]

@@ -77,7 +77,7 @@ def test_a_picture_has_4_to_16384_tokens(side: int, expected: int) -> None:
         (by_data(b"\x89PNG"), UNKNOWN[0]),
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,\u00e9=a"}}, UNKNOWN[0]),
         ({"type": "text", "text": "data:image/png;base64,AAAA"}, 0),
-        ({"type": "tool_reference", "tool_name": "mcp__github__search"}, 16),
+        ({"type": "tool_result", "content": 100 * [{"type": "tool_reference", "tool_name": "search"}]}, 1300),
         ({"type": "web_search_tool_result", "content": "A" * 3951}, 1001),
     ],
 )
