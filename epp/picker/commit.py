@@ -21,14 +21,8 @@ from epp.picker.decision import Decision, Outcome, Question
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.failures import is_fault
 from epp.picker.endpoints.marks import Form, Proof
-from epp.picker.events import (
-    Answered,
-    Began,
-    Ended,
-    Moved,
-    Pick,
-    PrefillBegan,
-)
+from epp.picker.endpoints.prefill_rate import MOST_SLOWNESS
+from epp.picker.events import Answered, Began, Ended, Moved, Pick, PrefillBegan
 from epp.picker.fleet_news import FleetNews
 from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
 from epp.picker.prefilling import Prefilling
@@ -208,14 +202,16 @@ class Commits:
 
     def _may_be_empty(self, pick: Pick, *, now: float) -> bool:
         """Return whether an answer that began well may hold no token. It ended very soon, and nobody has read
-        a token there lately, or before its prompt can be computed: if a client leaves, Envoy reports an end.
+        a token there lately. Or it ended before its prompt can be computed, and then the pick is not
+        `computed`: if a client leaves, Envoy reports an end. The server may be faster than V, and a prompt
+        with pictures shorter than the guess, by `MOST_SLOWNESS` times.
         """
         if pick.decision.kind in _WITHOUT_TOKENS:
             return False
         doubtful = self._fleet.answers.ended(pick.state, pick.wait, now=now)
         if doubtful:
             self._said_no(pick, now=now)
-        takes_s = pick.guess.booking.tokens / pick.state.tokens_per_s
+        takes_s = pick.guess.booking.tokens / (MOST_SLOWNESS * pick.state.tokens_per_s)
         if pick.streams and not pick.guess.proven and now - pick.wait.sent_at < takes_s:
             doubtful, pick.computed = True, False
         return doubtful

@@ -4,11 +4,11 @@ prompt and the adapter from then on.
 A guess matches for other requests at once. It changes nothing else that is believed or learned, until the
 server has computed the prompt. A server shows this in one of three ways: by the headers of a good answer,
 unless these come before the prefill, as they do in an answer that is streamed; by its counters, if a page
-shows that the booking is computed; by the good end of its answer. Then the prompt becomes the newest use of
-the server's cache, and the request counts. If the server refuses the request, or if it ends earlier, the
-guess is dropped. Then everything is as if the request had never come. Nothing is assumed of a prompt that is
-certainly too long for its server. What does not fit into `GUESSED_SHARE` of the server's cache is not
-written, so the newest guess is the first to go.
+shows that the booking is computed; by the good end of its answer, unless that came so soon that only the next
+page can tell (`doubt`). Then the prompt becomes the newest use of the server's cache, and the request counts.
+If the server refuses the request, or if it ends earlier, the guess is dropped. Then everything is as if the
+request had never come. Nothing is assumed of a prompt that is certainly too long for its server. What does
+not fit into `GUESSED_SHARE` of the server's cache is not written, so the newest guess is the first to go.
 
 Each guess is settled once. Requests of other pickers have guesses too (`sharing.listener`), which are settled
 as these pickers report. Synchronous; the picker owns the object.
@@ -221,15 +221,15 @@ class Guesses:
 
     def _judge(self, state: EndpointState, page: EndpointMetrics, *, now: float) -> None:
         """Enter the prompts of doubted answers if the server's counters have grown since their ends: that of
-        prompt tokens by half of these prompts.
+        prompt tokens by half of these prompts, where their answers ended before that many can be computed.
         """
         doubted, counted = self._doubted[state], inf if page.prompt_tokens is None else page.prompt_tokens
         while doubted and doubted[0][0] < page.scraped_at - PAGE_AGE_S:
             ended_at, before, pick = doubted.popleft()
-            tokens = pick.prompt.tokens / 2
+            tokens = 0 if pick.computed else pick.prompt.tokens / 2
             if state.account.grew_at > ended_at and counted - before >= tokens:
                 counted -= tokens
-                self._send(Proved(now, pick, self.prove(pick.guess, now=now)))
+                self.computed(pick, now=now)
             else:
                 self.drop(pick.guess)
         if not doubted:

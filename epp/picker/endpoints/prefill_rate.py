@@ -15,7 +15,7 @@ smaller GPU, a noisy neighbour): real seconds divided by predicted seconds, pull
 within minutes.
 
 One server alone cannot move the line far: its numbers are ignored while it is off by more than
-`_MOST_SLOWNESS` times and most others are not. If most servers are off to one side, the line is wrong. Then
+`MOST_SLOWNESS` times and most others are not. If most servers are off to one side, the line is wrong. Then
 only these servers teach the line, and what it learned before counts less and less.
 """
 
@@ -32,7 +32,7 @@ _KEEP_BUSY_S = 300.0
 """Older busy time is scaled down to this many seconds."""
 _KEEP_REQUESTS = 2000.0
 """Older evidence is scaled down to this many requests, so that a change of hardware or traffic shows."""
-_MOST_SLOWNESS = 8.0
+MOST_SLOWNESS = 8.0
 
 
 class ModelRate:
@@ -62,7 +62,7 @@ class ModelRate:
     def observe(self, server: PrefillRate, *, requests: float, tokens: float, seconds: float) -> None:
         """Learn from tokens and seconds of some first tokens together, by the server's own counters."""
         predicted_s = self.predicted_s(requests=requests, tokens=tokens)
-        side_seen = (seconds > _MOST_SLOWNESS * predicted_s) - (_MOST_SLOWNESS * seconds < predicted_s)
+        side_seen = (seconds > MOST_SLOWNESS * predicted_s) - (MOST_SLOWNESS * seconds < predicted_s)
         self.leave(server)
         self._observed[server] = side_seen
         self._counts[side_seen] += 1
@@ -80,7 +80,7 @@ class ModelRate:
 
     def worked(self, *, tokens: float, seconds: float) -> None:
         """Take in the tokens of a server that always had prompts to compute."""
-        self._busy_tokens += min(tokens, _MOST_SLOWNESS * self._start * seconds)
+        self._busy_tokens += min(tokens, MOST_SLOWNESS * self._start * seconds)
         self._busy_s += seconds
         if self._busy_s > _KEEP_BUSY_S:
             self._busy_tokens *= _KEEP_BUSY_S / self._busy_s
@@ -151,7 +151,7 @@ class PrefillRate:
         predicted_s = line.predicted_s(requests=requests, tokens=ahead_tokens)
         # Several requests wait for the same prefill, so a wait counts only by the share of its own tokens.
         share = min(1.0, tokens / ahead_tokens)
-        self._taken_s += share * min(seconds, _MOST_SLOWNESS * predicted_s)
+        self._taken_s += share * min(seconds, MOST_SLOWNESS * predicted_s)
         self._predicted_s += share * predicted_s
 
     def observe(self, before: EndpointMetrics, after: EndpointMetrics, *, busy: bool) -> None:
@@ -164,7 +164,7 @@ class PrefillRate:
         self._predicted_s *= keep
         # The prior says that a server is as fast as its model's others, with the weight of 3 seconds.
         ratio = (self._taken_s + 3.0) / (self._predicted_s + 3.0)
-        ratio = min(max(ratio, 1 / _MOST_SLOWNESS), _MOST_SLOWNESS)
+        ratio = min(max(ratio, 1 / MOST_SLOWNESS), MOST_SLOWNESS)
         # The answers that servers write meanwhile cause small differences. Otherwise noise would decide among
         # equal servers, always in the same way.
         self.slowness = ratio if max(ratio, 1 / ratio) > 1.25 else 1.0

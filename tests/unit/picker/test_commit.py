@@ -176,18 +176,23 @@ def test_a_prompt_that_is_certainly_too_long_is_sent_and_books_nothing() -> None
         assert bool(picker.caches.table.match(pick.chain)) == bool(tokens)
 
 
-def test_a_stream_that_ends_before_its_prefill_proves_nothing_alone() -> None:
-    for computed in (900.0, 2000.0):  # of 2,000 tokens
-        picker = a_picker(on=endpoints("a"))
+def test_a_stream_that_ends_too_soon_proves_nothing_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = ((1.1, 3900.0, ""), (1.1, 4000.0, "p"), (1.1, 8000.0, "pq"), (1.25, 0.0, "pq"))
+    for end, computed, entered in cases:  # of two prompts of 8,000 tokens, where V is 8,000
+        picker, told = a_picker(on=endpoints("a")), list[bool]()
+        (rule,) = picker.guesses.rules
+        monkeypatch.setattr(rule, "ended", lambda _, *, computed, told=told: told.append(computed))
         for now, counted in ((0.5, 0.0), (2.0, computed)):
             page = EndpointMetrics(scraped_at=now, ttft_count=0.0, prompt_tokens=counted, finished=counted)
             picker.news.observe(EndpointName("a"), page, now=now)
-            if now == 0.5:
-                pick = picker.pick(ask(text("p"), stream=True), now=1.0)
+            for name in "pq" if now == 0.5 else "":
+                pick = picker.pick(ask(text(name, 32_000), stream=True), now=1.0)
                 picker.on_response_headers(pick, status=200, served=None, now=1.01)
-                picker.end(pick, outcome="ended", now=1.1)  # or its client left
-                assert not pick.computed
-        assert bool(picker.caches.table.entries) == (computed > 1000)
+                picker.end(pick, outcome="ended", now=end)  # or its client left
+                assert pick.computed == (end > 1.2), "the server may be faster than V"
+        assert told == [False, False] * (end < 1.2) + [True] * len(entered)
+        again = [picker.pick(ask(text(name, 32_000)), now=3.0) for name in "pq"]
+        assert [pick.decision.matched_tokens > 7000 for pick in again] == [each in entered for each in "pq"]
 
 
 def test_headers_of_a_stream_prove_nothing_where_pages_show_the_prefill() -> None:
