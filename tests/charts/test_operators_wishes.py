@@ -165,10 +165,12 @@ def test_models_stay_on_a_claim_that_the_chart_makes(helm: Helm) -> None:
 def test_envoy_gets_variables_and_volumes_of_the_operators(helm: Helm) -> None:
     values: dict[str, Any] = {
         "envoy": {
-            "extraEnv": [{"name": "KEYS", "value": "/keys"}],
+            "extraEnv": [{"name": "KEYS", "value": "/keys"}, {"name": "UNSET", "value": None}],
             "volumes": [{"name": "keys", "secret": {"secretName": "keys"}}],
             "volumeMounts": [{"name": "keys", "mountPath": "/keys", "readOnly": True}],
-        }
+        },
+        "picker": {"extraEnv": [{"name": "UNSET", "value": None}]},
+        "loadTest": None,
     }
     pod = pod_of(helm.render(GATEWAY, values))
     (envoy,) = pod["containers"]

@@ -75,6 +75,7 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
         ({"policy": {"mode": "DryRun"}}, "/policy/mode"),
         ({"service": {"loadBalancerClass": "internal"}}, "service.type: is ClusterIP"),
         ({"service": {"nodePort": 30080}}, "service.nodePort: means something with"),
+        (behind() | {"service": {"type": "NodePort", "nodePort": 30080}}, "remove service.nodePort"),
         ({"sharing": None}, "missing property 'sharing'"),
         ({"config": {"envoy": None}}, "/config/envoy': got null"),
         ({"picker": {"extraEnv": [{"name": "A", "value": 5}]}}, "/picker/extraEnv/0/value"),
@@ -84,20 +85,11 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
         ),
         ({"config": {"policyFile": "/p.yaml"}}, "config.policyFile"),
         ({"shape": "gateway", "tls": {"secretName": "x"}}, "tls.secretName: in shape `gateway`"),
-        (
-            behind(httpRoute={"enabled": True}),
-            "gateway.httpRoute.parentRefs: name the Gateway",
-        ),
+        (behind(httpRoute={"enabled": True}), "gateway.httpRoute.parentRefs: name the Gateway"),
         ({"gateway": {"provider": "istio"}}, "gateway.provider: in shape own-envoy"),
         (behind("traefik"), "provider"),
-        (
-            behind("gke") | {"config": {"dialect": "gke"}},
-            "config.dialect: gateway.provider sets it",
-        ),
-        (
-            behind("envoy-gateway"),
-            "gateway.httpRoute.enabled: the policies of provider envoy-gateway",
-        ),
+        (behind("gke") | {"config": {"dialect": "gke"}}, "config.dialect: gateway.provider sets it"),
+        (behind("envoy-gateway"), "gateway.httpRoute.enabled: the policies of provider envoy-gateway"),
         (
             behind("envoy-gateway", route=True) | {"pool": {"targetPorts": [8000, 8001]}},
             "pool.targetPorts: a route of provider envoy-gateway",
@@ -124,14 +116,8 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
             {"shape": "gateway", "inferencePools": [{"name": "a"}]},
             "inferencePools[0].selector: name the labels",
         ),
-        (
-            behind(route=True) | POOLS,
-            "gateway.httpRoute.enabled: a Gateway chooses the InferencePool",
-        ),
-        (
-            behind("envoy-gateway", route=True) | POOLS,
-            "inferencePools: a route of provider envoy-gateway",
-        ),
+        (behind(route=True) | POOLS, "gateway.httpRoute.enabled: a Gateway chooses the InferencePool"),
+        (behind("envoy-gateway", route=True) | POOLS, "inferencePools: a route of provider envoy-gateway"),
         ({"image": {"repository": ""}}, "write --set image.repository=registry.example.com/team/picker"),
         ({"networkPolicy": {"monitoring": []}}, "write [{namespaceSelector: {}}] for every pod"),
         ({"config": {"envoy": {"blockedPaths": []}}}, "write config.blockedPaths"),
@@ -345,12 +331,12 @@ def test_keys_of_secrets_reach_the_picker_as_files(helm: Helm, values: dict[str,
 
 
 def test_labels_annotations_and_priority_reach_every_pod_of_the_gateway(helm: Helm) -> None:
-    """A mesh reads annotations to stay out of a Job, and a quota may want a priority of every pod."""
+    """A quota may want a priority of every pod. With a mesh's sidecar, the pod of `helm test` never ends."""
     objects = helm.render(
         GATEWAY,
         {
-            "podLabels": {"team": "ml"},
-            "podAnnotations": {"sidecar.istio.io/inject": "false"},
+            "podLabels": {"team": "ml", "sidecar.istio.io/inject": "true"},
+            "podAnnotations": {"sidecar.istio.io/inject": "true", "linkerd.io/inject": "enabled", "a": "b"},
             "priorityClassName": "high",
             "tolerations": [{"operator": "Exists"}],
             "loadTest": {"enabled": True, "image": {"repository": "r/load"}},
@@ -360,8 +346,12 @@ def test_labels_annotations_and_priority_reach_every_pod_of_the_gateway(helm: He
     assert len(deployments) == 2
     for each in (*deployments, of_kind(objects, "Job"), of_kind(objects, "Pod")):
         template = each["spec"].get("template", each)
-        assert template["metadata"]["labels"]["team"] == "ml"
-        assert template["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
+        labels, annotations = template["metadata"]["labels"], template["metadata"]["annotations"]
+        assert (labels["team"], annotations["a"]) == ("ml", "b")
+        meshed = (labels["sidecar.istio.io/inject"], annotations["sidecar.istio.io/inject"])
+        tested = each["kind"] == "Pod"
+        assert meshed == (("false", "false") if tested else ("true", "true"))
+        assert annotations["linkerd.io/inject"] == ("disabled" if tested else "enabled")
         if each["kind"] != "Job":
             assert template["spec"]["priorityClassName"] == "high"
             assert template["spec"]["tolerations"]
@@ -374,7 +364,7 @@ def test_settings_that_a_server_needs_of_the_cluster_reach_its_pod(helm: Helm, e
         MODEL_SERVER,
         {
             "engine": engine,
-            "extraEnv": [secret],
+            "extraEnv": [secret, {"name": "UNSET", "value": None}],
             "initContainers": [{"name": "fetch", "image": "r/fetch:1"}],
             "serviceAccount": {"create": True, "annotations": {"example.com/role": "models"}},
             "monitoring": {"podMonitor": {"enabled": True}},

@@ -262,6 +262,9 @@ rbac.aggregate: the ClusterRoles are of the cluster and of no release; remove it
 {{- if and (eq .Values.service.type "ClusterIP") .Values.service.nodePort }}
 {{- fail "service.nodePort: means something with service.type NodePort and LoadBalancer only" }}
 {{- end }}
+{{- if and .Values.service.nodePort (not (include "gateway.ownEnvoy" .)) }}
+{{- fail "service.nodePort: in shape `gateway` clients talk to your Gateway, which has a Service of its own; remove service.nodePort" }}
+{{- end }}
 {{- if and (ne .Values.service.type "LoadBalancer") (or .Values.service.loadBalancerClass .Values.service.loadBalancerSourceRanges) }}
 {{- fail (printf "service.type: is %s, and service.loadBalancerClass and loadBalancerSourceRanges mean something with LoadBalancer only" .Values.service.type) }}
 {{- end }}
