@@ -41,7 +41,9 @@ async def follow(script: str, folder: Path, *pages: str) -> str:
         if language == "yaml" and (name := re.match(r"# ([a-z]+\.yaml)\b", text)):
             (folder / name[1]).write_text(text)
     variables = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(folder)}
-    shell = ["unshare", "-rnm", "--pid", "--fork", "--kill-child", "bash", "-eu", "-c", NETWORK + script]
+    # CI may run in the background of a shell, which ignores SIGINT there.
+    own = ["env", "--default-signal", "unshare", "-rnm", "--pid", "--fork", "--kill-child"]
+    shell = [*own, "bash", "-eu", "-c", NETWORK + script]
     async with managed_process("reader", shell, directory=folder, env=variables, cwd=folder) as process:
         assert await process.wait(timeout_s=240) == 0, process.tail(lines=200)
         return process.tail(lines=10_000)
