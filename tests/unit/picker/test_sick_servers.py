@@ -162,7 +162,7 @@ def test_a_missing_adapter_keeps_away_only_the_requests_for_it() -> None:
     assert mixed.failed <= 30
 
 
-def test_a_server_that_fails_at_one_of_its_models_gets_only_trials_for_each() -> None:
+def test_a_server_that_fails_at_one_model_gets_only_trials_for_each() -> None:
     fails_x = Traffic(
         servers="abc", sick=lambda m: (0.002, 500) if m == "x" else (0.2, 200), models=("m", "x")
     )

@@ -68,7 +68,7 @@ def test_unknown_load_is_over_no_threshold() -> None:
     )
 
 
-def test_endpoints_left_out_are_ordered_by_load_and_those_that_fail_are_last() -> None:
+def test_endpoints_left_out_go_by_load_and_those_that_fail_are_last() -> None:
     loads = {"a": 5, "b": 3}
     seen = [*(SeenEndpoint(name, waiting=11, in_flight=n) for name, n in loads.items()), SeenEndpoint("c")]
     assert choose(seen).places == [2, 1, 0]
