@@ -30,6 +30,7 @@ from model_server.runners.cost import CostModel
 from model_server.server.backends import CostSettings
 from model_server.server.kv_publisher import KvEventSettings
 from model_server.server.serve import Server, ServerSettings, listening
+from tests.harness.client import Client, http_client
 from tests.harness.gateway import config_in, running_front
 from tests.harness.panic import Panic
 from tests.harness.processes import wait_until
@@ -251,10 +252,12 @@ async def test_the_gateway_with_the_section_follows_its_server(tmp_path: Path) -
         front = running_front(config, directory=tmp_path, servers=[entry["address"]])
         picker, _, client = await stack.enter_async_context(front)
 
-        async def complete(seed: int) -> None:
+        others = await stack.enter_async_context(http_client(f"http://127.0.0.1:{port}"))
+
+        async def complete(seed: int, *, by: Client = client) -> None:
             tokens = [random.Random(seed).randrange(50_000) for _ in range(600)]
             body = json.dumps({"model": "made-up", "prompt": tokens, "max_tokens": 2}).encode()
-            reply = await client.request("POST", "/v1/completions", body=body)
+            reply = await by.request("POST", "/v1/completions", body=body)
             assert reply.status == 200, reply.body
 
         async def said(name: str, *, at_least: float = 1.0, **labels: str) -> None:
@@ -272,7 +275,7 @@ async def test_the_gateway_with_the_section_follows_its_server(tmp_path: Path) -
         await complete(1)  # the first one may have come before the event
         await said("epp_exact_model", state="on")
         await said("epp_exact_endpoint", state="following")
-        for seed in range(2, 6):  # The prompts are more than the cache can hold.
-            await complete(seed)
+        for seed in range(2, 6):  # More than the cache can hold, and the picker sees none of them.
+            await complete(seed, by=others)
         await said("epp_exact_corrections_total", kind="forgotten")
         assert await picker.metric("epp_exact_prompts_total", result="missed") == 0
