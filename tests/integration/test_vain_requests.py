@@ -2,9 +2,9 @@
 count what they had cached.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -35,18 +35,15 @@ async def send(client: Client, prompt: str) -> Reply:
     return await client.complete(prompt, model=MODEL, max_tokens=2)
 
 
-async def share(client: Client, prompts: Sequence[str], *, beside: Iterable[str] = ()) -> float:
-    """Send the prompts in turn, and `beside` meanwhile, which servers refuse. Return the share of the
-    prompts' tokens that the servers had cached.
+async def share(client: Client, prompts: Sequence[str], *, refused: Sequence[str] = ()) -> float:
+    """Send the prompts in turn, after each one of those that servers refuse. Return the share of the prompts'
+    tokens that the servers had cached.
     """
-
-    async def bad() -> None:
-        for prompt in beside:
-            assert (await send(client, prompt)).status == 400
-
-    refused = asyncio.create_task(bad())
-    used = [(await send(client, prompt)).json()["usage"] for prompt in prompts]
-    await refused
+    used = []
+    for prompt, bad in zip_longest(prompts, refused):
+        used.append((await send(client, prompt)).json()["usage"])
+        if bad:
+            assert (await send(client, bad)).status == 400
     cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in used)
     return float(cached / sum(usage["prompt_tokens"] for usage in used))
 
@@ -60,7 +57,7 @@ async def test_prompts_that_servers_refuse_cost_others_no_cached_token(
         alone = await share(client, prompts)
         assert alone > 0.9
         too_long = [f"bad {n} " + "word " * words for n, _ in enumerate(prompts)]
-        assert await share(client, prompts, beside=too_long) > alone - 0.01
+        assert await share(client, prompts, refused=too_long) > alone - 0.01
         assert await share(client, prompts) > alone - 0.01
 
 
