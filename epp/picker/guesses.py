@@ -220,8 +220,9 @@ class Guesses:
             self._judge(state, state.metrics, now=now)
 
     def _judge(self, state: EndpointState, page: EndpointMetrics, *, now: float) -> None:
-        """Enter the prompts of doubted answers if the server's counters have grown since their ends: that of
-        prompt tokens by half of these prompts, where their answers ended before that many can be computed.
+        """Enter the prompts of doubted answers if the server's counters have grown since these answers ended.
+        If an answer ended before its prompt can be computed, the counter of prompt tokens has to grow by half
+        of the prompt.
         """
         doubted, counted = self._doubted[state], inf if page.prompt_tokens is None else page.prompt_tokens
         while doubted and doubted[0][0] < page.scraped_at - PAGE_AGE_S:

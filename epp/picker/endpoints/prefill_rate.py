@@ -33,6 +33,7 @@ _KEEP_BUSY_S = 300.0
 _KEEP_REQUESTS = 2000.0
 """Older evidence is scaled down to this many requests, so that a change of hardware or traffic shows."""
 MOST_SLOWNESS = 8.0
+"""By how many times the real time of a prefill may differ from the predicted one."""
 
 
 class ModelRate:
