@@ -1,6 +1,4 @@
-"""The programs accept the configuration that the charts write. The tests let the programs read the
-configuration and do not compare its text.
-"""
+"""The programs read and accept the configuration that the charts write."""
 
 import base64
 import json
@@ -140,9 +138,7 @@ def test_behind_envoy_gateway_clients_name_no_servers(helm: Helm) -> None:
     assert removed == ["x-gateway-destination-endpoint", *SERVER_HEADERS]
 
 
-def test_a_route_removes_headers_that_servers_obey(
-    helm: Helm,
-) -> None:
+def test_a_route_removes_headers_that_servers_obey(helm: Helm) -> None:
     """Routes of gateways that use Envoy keep these headers. There a route's filters run after the picker and
     would remove the headers that the picker has set.
     """

@@ -1,6 +1,4 @@
-"""Checks docs/kubernetes.md and docs/upgrade.md: their commands run, and commands that cannot run here name
-things that exist.
-"""
+"""The commands of docs/kubernetes.md and docs/upgrade.md run, or name things that exist."""
 
 import os
 import re

@@ -1,6 +1,4 @@
-"""The contents of the images that buildah built from deploy/docker. The tests also check that no image is
-made if something is missing.
-"""
+"""The images that buildah built from deploy/docker: what is in them, and builds that must fail."""
 
 import re
 import shutil

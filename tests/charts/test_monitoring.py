@@ -1,6 +1,4 @@
-"""Dashboard and alerts ask only for metrics and labels that exist. The picker's catalogue and the metrics
-page of the real Envoy say which exist.
-"""
+"""Dashboard and alerts ask only for metrics and labels that the picker and the real Envoy have."""
 
 import copy
 import itertools

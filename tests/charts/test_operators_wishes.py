@@ -1,6 +1,4 @@
-"""The properties that operators expect of charts: owners of replica counts, names and labels, routes,
-certificates, claims, a load test.
-"""
+"""The properties that operators expect of charts, from owners of replica counts to a load test."""
 
 from typing import Any
 

@@ -116,9 +116,7 @@ async def test_a_picker_that_ends_by_itself_is_started_again(tmp_path: Path) -> 
     ]
 
 
-async def test_configuration_that_cannot_be_used_ends_keeper_only_in_first_run(
-    tmp_path: Path,
-) -> None:
+async def test_configuration_that_cannot_be_used_ends_keeper_only_in_first_run(tmp_path: Path) -> None:
     async with keeping(tmp_path, "exit 2") as keep:
         assert await keep.wait() == 2
     runs = tmp_path / "runs"

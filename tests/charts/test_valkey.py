@@ -1,6 +1,4 @@
-"""The bundled Valkey: the real server accepts the configuration that the chart renders. The tests also check
-who sets the password and what happens after it changes.
-"""
+"""The bundled Valkey: its configuration on the real server, and its password."""
 
 import os
 from hashlib import sha256

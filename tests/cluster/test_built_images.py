@@ -1,6 +1,4 @@
-"""Both charts on the images that buildah built. The images use only their own files, nothing of this machine.
-They run as their own user, read-only.
-"""
+"""Both charts on the images that buildah built, read-only, with nothing of this machine."""
 
 import asyncio
 import json

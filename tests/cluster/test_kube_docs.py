@@ -1,6 +1,4 @@
-"""docs/kubernetes-policy.md shows what kubectl prints of policies. The tests make these outputs and compare
-them except for ages and the width of columns.
-"""
+"""docs/kubernetes-policy.md shows what kubectl prints, except for ages and the width of columns."""
 
 import re
 import shlex

@@ -1,6 +1,4 @@
-"""PrefixRoutingPolicies on a real API server: which documents kubectl refuses, which changes apply while
-requests come, and what the status says.
-"""
+"""PrefixRoutingPolicies on a real API server: what is refused, what applies, and what the status says."""
 
 import json
 import time

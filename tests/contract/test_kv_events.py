@@ -239,9 +239,7 @@ def traces() -> list[Trace]:
 
 
 @pytest.mark.slow
-def test_001_2_hits_blocks_and_eviction_order_equal_those_of_vllm(
-    traces: list[Trace],
-) -> None:
+def test_001_2_hits_blocks_and_eviction_order_equal_those_of_vllm(traces: list[Trace]) -> None:
     assert len(traces) == 100
     for number, trace in enumerate(traces):
         side = OurSide(trace, CacheOptions())

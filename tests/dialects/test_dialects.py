@@ -1,6 +1,4 @@
-"""Each gateway with our picker. The tests check what the gateway's clients see, and what the picker knows
-afterwards. Each gateway has its own set of processes.
-"""
+"""Each gateway with our picker, in processes of its own: what its clients see, and what the picker knows."""
 
 import asyncio
 import json

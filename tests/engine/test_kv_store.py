@@ -1,6 +1,4 @@
-"""A server with a KV store below its cache. Loaded prefixes give the same answers as computed ones,
-whatever happened in between.
-"""
+"""A server with a KV store below its cache: loaded prefixes give the same answers as computed ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A KV store that fails never fails a request. Prefixes that cannot be loaded are computed, and blocks
-that cannot be written are not stored.
-"""
+"""A KV store that fails never fails a request."""
 
 from __future__ import annotations
 

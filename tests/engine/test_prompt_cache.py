@@ -1,6 +1,4 @@
-"""A real model's runner keeps whole prompts. A kept prompt needs no forward pass, and its logits give the
-same draws.
-"""
+"""A real model's runner keeps whole prompts: no forward pass, and the same draws."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A server over a real (tiny, random) model, by its HTTP API: text, sampling, log probabilities, stops,
-counters.
-"""
+"""A server over a real (tiny, random) model, by its HTTP API."""
 
 from __future__ import annotations
 
@@ -161,9 +159,7 @@ async def test_a_client_sets_the_templates_variables_and_not_the_template(runnin
         assert "cannot be set" in refused["message"]
 
 
-async def test_equal_seeds_give_equal_answers_whatever_else_runs(
-    running: RealServer,
-) -> None:
+async def test_equal_seeds_give_equal_answers_whatever_else_runs(running: RealServer) -> None:
     seeded = {"temperature": 1.0, "seed": 7, "max_tokens": 16}
     alone = await running.text(**seeded)
     together = await asyncio.gather(
@@ -307,9 +303,7 @@ async def test_a_temperature_too_small_to_divide_by_is_greedy(running: RealServe
     assert await running.text(temperature=5e-324) == await running.text()
 
 
-async def test_several_answers_to_one_prompt_differ_and_share_its_blocks(
-    running: RealServer,
-) -> None:
+async def test_several_answers_to_one_prompt_differ_and_share_its_blocks(running: RealServer) -> None:
     prompt = "Some words that fill a few blocks of the cache. " * 10
     asked = {"temperature": 1.0, "seed": 7, "cache_salt": "several", "ignore_eos": True}
     answer = await running.complete(prompt, n=3, **asked)

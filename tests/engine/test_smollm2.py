@@ -1,6 +1,4 @@
-"""The default real model is fetched from its wheel and converted once. It computes what transformers
-computes, and it writes English.
-"""
+"""The default real model, from its wheel: it computes what transformers computes."""
 
 from __future__ import annotations
 

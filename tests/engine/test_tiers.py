@@ -281,9 +281,7 @@ def smollm2() -> tuple[Path, Any]:
     return folder, hf.load(folder, device=torch.device("cpu"), dtype=torch.float32)
 
 
-def test_002_1_and_002_7_on_a_real_model_half_of_the_tokens_answer(
-    smollm2: tuple[Path, Any],
-) -> None:
+def test_002_1_and_002_7_on_a_real_model_half_of_the_tokens_answer(smollm2: tuple[Path, Any]) -> None:
     folder, module = smollm2
     samples = documents(PretrainedLanguage(folder), length_tokens=144, count=2)
     found = measure(copy.deepcopy(module), samples, prefix_tokens=128, ratios=[0.25, 0.5])

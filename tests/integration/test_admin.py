@@ -1,6 +1,4 @@
-"""The admin address over real HTTP. Clients that never finish their requests hold only a part of the admin
-address, over real sockets.
-"""
+"""The admin address over real HTTP, also while clients never finish their requests."""
 
 from __future__ import annotations
 

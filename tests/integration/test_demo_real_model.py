@@ -1,6 +1,4 @@
-"""`make run MODEL=...` with a tiny random model in place of SmolLM2. The model computes, and its words come
-back through the gateway.
-"""
+"""`make run MODEL=...` with a tiny random model in place of SmolLM2."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""Prefill and decode on different servers, behind a real Envoy. The picker names a prefill endpoint, and the
-decode server lets that endpoint compute the prompt.
-"""
+"""Prefill and decode on different servers, behind a real Envoy."""
 
 import asyncio
 from collections.abc import AsyncIterator

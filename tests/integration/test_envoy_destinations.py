@@ -1,9 +1,4 @@
-"""Which server gets a request, through the real Envoy on our bootstrap. The picker answers as the test tells
-it. Envoy follows the endpoints file: endpoints are added and removed, the file is empty, the file is
-broken. Rules that keep equal requests together without a table, through the real Envoy and the real
-picker. Another Envoy replaces a running one on the same port, in the way that docs/operations.md
-describes. No request is lost.
-"""
+"""Which server gets a request, through the real Envoy on our bootstrap, while endpoints and Envoys change."""
 
 import asyncio
 from pathlib import Path

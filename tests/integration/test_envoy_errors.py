@@ -1,6 +1,4 @@
-"""The errors that the real Envoy itself answers, on our bootstrap. Each has its own status and is JSON as
-OpenAI writes it.
-"""
+"""The errors that the real Envoy itself answers, on our bootstrap, in JSON as OpenAI writes it."""
 
 import json
 from collections.abc import AsyncIterator

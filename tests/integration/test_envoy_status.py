@@ -1,9 +1,4 @@
-"""The listener for probes and Prometheus of the real Envoy. It shows two pages of Envoy's admin address, read
-only, and nothing else. Which paths clients can reach through the real Envoy on our bootstrap. They never
-reach the pages that model servers keep for operators. `envoy.extraHttpFilters`: a client without an API
-key gets 401 from the real Envoy. The keys are in a file that changes while Envoy runs. Certificates that
-are renewed while the gateway runs. Envoy goes on asking the picker, and clients see the new certificate.
-"""
+"""The real Envoy's status page, blocked paths, filter of API keys, and renewed certificates."""
 
 import asyncio
 import json
@@ -128,9 +123,7 @@ async def test_no_spelling_of_a_blocked_path_gets_to_a_server_that_would_know_it
     assert len(reached) > 50, "other names, such as `metrics#fragment`, are not blocked"
 
 
-async def test_the_picker_refuses_blocked_paths_if_the_gateway_lets_them_pass(
-    tmp_path: Path,
-) -> None:
+async def test_the_picker_refuses_blocked_paths_if_the_gateway_lets_them_pass(tmp_path: Path) -> None:
     def without_routes(document: dict[str, Any]) -> None:
         (host,) = connection_manager(document)["route_config"]["virtual_hosts"]
         del host["routes"][:-1]

@@ -31,9 +31,7 @@ async def test_a_body_up_to_the_limit_passes_and_one_byte_more_does_not(tmp_path
         assert len(second.prompts) == 1
 
 
-async def test_answers_that_servers_cut_are_counted_and_named(
-    bench: EnvoyBench,
-) -> None:
+async def test_answers_that_servers_cut_are_counted_and_named(bench: EnvoyBench) -> None:
     cut = "http.gateway.downstream_rq_tx_reset"
     backend = bench.backends[0]
     bench.picker.always(backend.address)

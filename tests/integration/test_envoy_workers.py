@@ -1,6 +1,4 @@
-"""Several workers of a picker behind one Envoy: how streams are shared, workers that die, hang and return,
-and TLS on both sides of Envoy.
-"""
+"""Several workers of a picker behind one Envoy, and TLS on both sides of Envoy."""
 
 import asyncio
 from contextlib import AsyncExitStack

@@ -170,9 +170,7 @@ def picker_of_ports(ports: list[int]) -> Picker:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def rig(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> AsyncIterator[EnvoyRig]:
+async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EnvoyRig]:
     async with running_upstreams(3) as upstreams:
         picker = picker_of_ports(upstreams)
         seen = Seen.of(picker)

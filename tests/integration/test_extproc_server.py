@@ -1,6 +1,4 @@
-"""The ext_proc service over a real gRPC channel, on either transport: messages, health, drain, TLS, and what
-broken streams leave behind.
-"""
+"""The ext_proc service over a real gRPC channel, on either transport."""
 
 import asyncio
 import contextlib

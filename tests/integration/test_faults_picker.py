@@ -1,6 +1,4 @@
-"""The picker dies, hangs, drains, or has to hold thousands of streams. The tests check what clients of the
-whole gateway notice.
-"""
+"""The picker dies, hangs, drains or holds thousands of streams: what clients of the gateway notice."""
 
 import asyncio
 import os
@@ -71,9 +69,7 @@ async def test_a_picker_that_comes_back_is_asked_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.core
-async def test_a_picker_that_stops_on_sigterm_cuts_nothing(
-    tmp_path: Path,
-) -> None:
+async def test_a_picker_that_stops_on_sigterm_cuts_nothing(tmp_path: Path) -> None:
     async with running_gateway(tmp_path) as gateway, answers_in_flight(gateway, STREAMS) as answers:
         assert await gateway.picker.process.terminate() == 0
         assert gateway.held == STREAMS

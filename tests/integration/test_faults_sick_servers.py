@@ -1,8 +1,4 @@
-"""A model server answers 500 at once, or hangs, while its metrics are fine. It must not attract the requests
-of the others. A model server begins its answers well and cuts them midway, while its health and its
-metrics are fine. Only Envoy sees the cut, and its access log reports the cut to the picker. Model servers
-die, come and go, or show nonsense as metrics. The tests check what clients of the whole gateway notice.
-"""
+"""Model servers that fail, hang, cut their answers or die: what clients of the whole gateway notice."""
 
 import asyncio
 from collections import Counter
@@ -142,9 +138,7 @@ async def test_a_server_that_hangs_is_left_out_and_comes_back(tmp_path: Path) ->
         await back(gateway, "s0")
 
 
-async def test_a_server_that_stops_after_headers_is_left_out_and_comes_back(
-    tmp_path: Path,
-) -> None:
+async def test_a_server_that_stops_after_headers_is_left_out_and_comes_back(tmp_path: Path) -> None:
     policy = {**POLICY, "failures": {"trialSeconds": 0.5, "hangSeconds": 0.5}}
     async with running_gateway(tmp_path, backends=4, policy=policy) as gateway:
         for backend in gateway.backends:

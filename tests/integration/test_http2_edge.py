@@ -1,6 +1,4 @@
-"""Our HTTP/2 on real sockets, with peers that misbehave. The tests check what these peers get, what is
-counted, and that others do not notice.
-"""
+"""Our HTTP/2 on real sockets, with peers that misbehave."""
 
 import asyncio
 import contextlib

@@ -1,6 +1,4 @@
-"""Credentials that expire. If they are refused, the client reads them from the kubeconfig again, but not
-after every refusal.
-"""
+"""Credentials that expire are read from the kubeconfig again, but not after every refusal."""
 
 import json
 import sys

@@ -1,6 +1,4 @@
-"""Faults around exact mode switch exact mode off, in part or as a whole. They never stop the picker. Exact
-mode live: this repository's model server publishes KV events over ZeroMQ, and the picker follows them.
-"""
+"""Exact mode on real ZeroMQ: faults turn it off and never the picker; a gateway that follows its server."""
 
 import asyncio
 import contextlib

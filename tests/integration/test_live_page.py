@@ -1,6 +1,4 @@
-"""The live page in a real headless Chromium: what a person sees with four endpoints and with a thousand, and
-what the keyboard can reach.
-"""
+"""The live page in a real headless Chromium."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -63,9 +61,7 @@ async def test_a_person_sees_endpoints_misses_queue_dry_run_and_requests(chrome:
         assert "the first token would come too late" in await chrome.seen("#facts")
 
 
-async def test_of_a_thousand_endpoints_the_worst_hundred_are_shown_and_all_found(
-    chrome: Browser,
-) -> None:
+async def test_of_a_thousand_endpoints_the_worst_hundred_are_shown_and_all_found(chrome: Browser) -> None:
     async with live_page(1000) as scene:
         await chrome.open(scene.url, dark=True)
         await chrome.until(LOADED)

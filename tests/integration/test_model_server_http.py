@@ -98,9 +98,7 @@ async def test_several_prompts_stream_side_by_side(start: Start) -> None:
         assert "".join(c["text"] for c in mine) == choice["text"]
 
 
-async def test_several_answers_to_each_prompt_count_its_tokens_once(
-    start: Start,
-) -> None:
+async def test_several_answers_to_each_prompt_count_its_tokens_once(start: Start) -> None:
     server = await start()
     answer = await server.complete(prompt=["one", "two"], n=2, max_tokens=6)
     choices = answer["choices"]

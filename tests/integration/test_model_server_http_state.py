@@ -60,9 +60,7 @@ async def test_metrics_carry_vllms_names_labels_and_the_right_counts(start: Star
     assert info["enable_prefix_caching"] == "True"
 
 
-async def test_lora_info_appears_with_the_first_request_for_an_adapter(
-    start: Start,
-) -> None:
+async def test_lora_info_appears_with_the_first_request_for_an_adapter(start: Start) -> None:
     server = await start(costs=NEVER_ENDING, limits=SchedulerLimits(max_loras=1))
     await server.post("/v1/load_lora_adapter", {"lora_name": "idle", "lora_path": "/i"})
     assert "vllm:lora_requests_info" not in await server.metrics()

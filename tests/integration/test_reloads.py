@@ -1,6 +1,4 @@
-"""Files change while a picker runs. A file that is accepted takes effect. A file that is refused changes
-nothing.
-"""
+"""Files that change while a picker runs. A file that is refused changes nothing."""
 
 from pathlib import Path
 from typing import Any
@@ -45,9 +43,7 @@ async def policy_in_use(gateway: Gateway, *, policy: str, rule: str) -> None:
 
 
 @pytest.mark.core
-async def test_a_picker_with_a_refused_policy_starts_on_the_default(
-    tmp_path: Path,
-) -> None:
+async def test_a_picker_with_a_refused_policy_starts_on_the_default(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, policy={"rule": "fastest"}) as gateway:
         await policy_in_use(gateway, policy="default", rule="least-cost")
         await reload_ok(gateway, "policy", 0.0)

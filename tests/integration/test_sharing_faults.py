@@ -1,6 +1,4 @@
-"""Redis is killed, stalled, full or refuses. No pick waits or fails, the events that wait are bounded, and
-sharing goes on afterwards.
-"""
+"""Redis is killed, stalled, full or refuses. No pick waits or fails, and sharing goes on afterwards."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -1,6 +1,4 @@
-"""Pickers share over real Redis and Valkey servers: one server, a cluster, or behind a sentinel, with TLS,
-passwords and pools.
-"""
+"""Pickers share over real Redis and Valkey: one server, cluster or sentinel, with TLS and passwords."""
 
 import signal
 import time

@@ -1,6 +1,4 @@
-"""Workers of one machine share over a local socket, without Redis: the hub, its links, and whole workers
-behind Envoy.
-"""
+"""Workers of one machine share over a local socket, without Redis."""
 
 import functools
 import os

@@ -1,6 +1,4 @@
-"""Spans of a real picker behind a real Envoy, as a collector receives them. Some
-collectors are away or hang.
-"""
+"""Spans of a real picker behind a real Envoy, as a collector receives them."""
 
 import asyncio
 import contextlib

@@ -1,6 +1,4 @@
-"""Exact mode on real vLLM. The blocks that we compute of a prompt are those in vLLM's events, and the table
-follows the events.
-"""
+"""Exact mode on real vLLM: its blocks are those in vLLM's events, and the table follows the events."""
 
 import asyncio
 import contextlib

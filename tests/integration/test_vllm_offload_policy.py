@@ -53,9 +53,7 @@ def test_chunks_leave_in_the_order_of_uses_and_a_prompt_from_its_tail(answers: d
     assert answers["order"] == ["y", "w1", "w0"]
 
 
-def test_chunks_in_use_stay_and_a_request_without_room_changes_nothing(
-    answers: dict[str, Any],
-) -> None:
+def test_chunks_in_use_stay_and_a_request_without_room_changes_nothing(answers: dict[str, Any]) -> None:
     assert answers["in flight"] == {
         "refused": True,
         "kept": ["read", "again", "idle"],

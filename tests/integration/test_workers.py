@@ -1,7 +1,4 @@
-"""The supervisor of several workers: what ends it, and what ends together with it. Connections that fail
-after they were accepted, over real sockets. A picker that should follow a cluster and cannot reach the
-cluster. The picker runs and is not ready, and it does not change the endpoints that Envoy knows.
-"""
+"""The supervisor of several workers, accepted connections that fail, and a cluster that cannot be reached."""
 
 import asyncio
 import json

@@ -1,5 +1,4 @@
-"""The parts in C under AddressSanitizer and UndefinedBehaviorSanitizer,
-with generated input in buffers of exactly its size."""
+"""The parts in C under sanitizers, with generated input in buffers of exactly its size."""
 
 import os
 import subprocess

@@ -1,6 +1,4 @@
-"""Whatever a data plane sends, in any order, the stream answers or gives a reason, and
-leaves nothing booked.
-"""
+"""Whatever a data plane sends, the stream answers or gives a reason, and leaves nothing booked."""
 
 import json
 import random

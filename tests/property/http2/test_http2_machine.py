@@ -1,6 +1,4 @@
-"""Many streams at once with resets and windows, compared with a model that counts bytes. Nothing is lost
-or sent twice, and nothing exceeds a window.
-"""
+"""Many streams at once with resets and windows, compared with a model that counts bytes."""
 
 from dataclasses import dataclass, field
 

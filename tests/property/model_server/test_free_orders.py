@@ -166,9 +166,7 @@ sequences = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1
 
 @given(sequences=sequences)
 @settings(deadline=None)
-def test_001_3_lru_freed_in_reverse_equals_last_touch(
-    sequences: list[tuple[int, int]],
-) -> None:
+def test_001_3_lru_freed_in_reverse_equals_last_touch(sequences: list[tuple[int, int]]) -> None:
     """vLLM frees blocks in reverse into a list. The report has a heap of heaps. Both structures give one
     order.
     """

@@ -1,6 +1,4 @@
-"""Tokenizer, chat template and answers: the tokens of one turn are a prefix of the tokens of the next
-turn.
-"""
+"""Tokenizer and chat template: the tokens of one turn are a prefix of the tokens of the next turn."""
 
 import hypothesis.strategies as st
 import pytest

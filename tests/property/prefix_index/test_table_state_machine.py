@@ -1,6 +1,4 @@
-"""The table is compared with the simplest model of the same rules: one ordered dict of chunks for each
-server.
-"""
+"""The table compared with the simplest model: one ordered dict of chunks for each server."""
 
 import itertools
 from collections import OrderedDict

@@ -1,6 +1,4 @@
-"""Clients that can make hashes collide get wrong matches at most. The table keeps its invariants and its
-bounds.
-"""
+"""Clients that can make hashes collide get wrong matches at most."""
 
 import pytest
 from hypothesis import given, settings

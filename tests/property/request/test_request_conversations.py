@@ -1,6 +1,4 @@
-"""The next turn's bytes begin with a conversation's canonical bytes, and different texts never give equal
-bytes.
-"""
+"""The next turn's bytes begin with a conversation's canonical bytes, and different texts stay different."""
 
 from typing import Any
 

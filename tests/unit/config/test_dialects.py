@@ -1,6 +1,4 @@
-"""The profile of each gateway: the settings that it makes, and the settings that `epp check` reports as
-conflicts.
-"""
+"""The profile of each gateway: its settings, and the conflicts that `epp check` reports."""
 
 from pathlib import Path
 from typing import get_args

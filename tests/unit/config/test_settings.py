@@ -1,8 +1,4 @@
-"""The program's configuration file: its defaults, and the messages for mistakes. The addresses of the
-workers, for Envoy and for people. The descriptions of fields, which are read from the source of their
-classes. Files that the configuration names, and the errors that name their field. The `sharing` section:
-every form of Redis URL, and the messages for mistakes.
-"""
+"""The configuration file: defaults, messages for mistakes, addresses of workers, and forms of Redis URLs."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Each addition that docs/contributing.md describes is made in a copy of the code, by exactly these edits,
-and works.
-"""
+"""Each addition that docs/contributing.md describes works, made in a copy by exactly these edits."""
 
 import asyncio
 import os

@@ -1,6 +1,4 @@
-"""The CustomResourceDefinition: every field has a description and bounds, and the fields are those of the
-structs.
-"""
+"""The CustomResourceDefinition: every field has a description and bounds, and is a field of the structs."""
 
 import hashlib
 import json
@@ -49,9 +47,7 @@ def test_every_field_has_a_description(schema: Mapping[str, Any]) -> None:
     ] == []
 
 
-def test_maps_and_lists_state_the_type_of_their_values(
-    schema: Mapping[str, Any],
-) -> None:
+def test_maps_and_lists_state_the_type_of_their_values(schema: Mapping[str, Any]) -> None:
     flow = dict(ours(schema))[".spec.flow"]["properties"]
     for field in ("objectives", "models", "ttlByPriority"):
         assert flow[field]["additionalProperties"]["type"] in ("integer", "number")
@@ -71,9 +67,7 @@ def test_everything_that_can_grow_has_a_bound(schema: Mapping[str, Any]) -> None
     assert loose == []
 
 
-def test_spec_has_the_fields_and_bounds_of_the_policy_file_and_no_default(
-    schema: Mapping[str, Any],
-) -> None:
+def test_spec_has_the_fields_and_bounds_of_the_policy_file_and_no_default(schema: Mapping[str, Any]) -> None:
     spec = schema["properties"]["spec"]
     written = msgspec.to_builtins(PolicySpec())
     assert set(spec["properties"]) == set(written)

@@ -1,6 +1,4 @@
-"""Names in README and docs are the real names: flags, metrics, fields of configuration and policy,
-figures.
-"""
+"""Names in README and docs are the real names."""
 
 import argparse
 import json

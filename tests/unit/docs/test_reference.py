@@ -1,6 +1,4 @@
-"""The reference pages, the picture of the layers and the files of the chart are what the code generates, and
-the glossary names modules that exist.
-"""
+"""The generated reference pages, picture of the layers and files of the chart are up to date."""
 
 import importlib.util
 import re

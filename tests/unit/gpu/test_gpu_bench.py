@@ -1,6 +1,4 @@
-"""`make bench-gpu`: every step has an outcome, and a run goes on where an earlier run stopped and ends in
-time. tests/integration runs all of it at tiny sizes.
-"""
+"""`make bench-gpu`: outcomes, and runs that go on where an earlier run stopped."""
 
 import os
 from dataclasses import replace

@@ -1,6 +1,4 @@
-"""Scheduler and engine: order, budgets, chunks, preemption, adapters, ends of answers. Time is a number
-here.
-"""
+"""Scheduler and engine. Time is a number here."""
 
 import functools
 

@@ -1,6 +1,4 @@
-"""The picker as its callers see it: what is booked for a request until its end, and what the picker learns
-from it.
-"""
+"""What is booked for a request until its end, and what the picker learns from it."""
 
 import sys
 from typing import get_args

@@ -1,6 +1,4 @@
-"""How a picker handles news of its servers: scrapes that fail, answers that were cut, and base models
-that come and go. It keeps at most as many models as it has servers, and a few models that are gone.
-"""
+"""How a picker handles news of its servers: failed scrapes, cut answers, models that come and go."""
 
 import gc
 import sys

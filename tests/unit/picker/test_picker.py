@@ -1,7 +1,4 @@
-"""The picker as its callers see it: its choice by prefixes, by the endpoints that may be picked, and by load.
-The events that the picker sends to its listeners: one for each thing that happens, in order. Endpoints
-that are data parallel ranks of one server: which server gets the request, and which rank the pick names.
-"""
+"""The picker's choice by prefixes, candidates and load; its events; data parallel ranks."""
 
 from dataclasses import replace
 from typing import get_args

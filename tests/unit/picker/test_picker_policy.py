@@ -1,6 +1,4 @@
-"""The picker as its callers see it: a new policy, and the content of a decision. A policy in dry run gets
-scores from the data of the pick. The decision shows its choice, and it has no effect.
-"""
+"""A new policy, the content of a decision, and a policy in dry run."""
 
 import random
 

@@ -1,6 +1,4 @@
-"""One server computes a prompt for another that answers (P/D): which server is asked, what is booked, and
-what the request carries.
-"""
+"""One server computes a prompt for another that answers (P/D)."""
 
 from collections.abc import Mapping
 

@@ -1,7 +1,4 @@
-"""Servers that fail get hardly any traffic, and get traffic again soon after they have recovered. An open
-loop of requests before a picker, in simulated time, shows both. A server that cuts its answers midway gets
-no extra traffic, though each answer begins well.
-"""
+"""Servers that fail get hardly any traffic, and get it again soon after they recover (simulated time)."""
 
 from itertools import product
 from typing import Any

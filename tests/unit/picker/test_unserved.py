@@ -159,9 +159,7 @@ def test_nothing_is_due_when_all_clients_have_left() -> None:
     assert (pool.gate.waiting, pool.gate.due_at) == (0, inf)
 
 
-def test_a_turn_tries_few_models_and_shows_few_whatever_clients_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_turn_tries_few_models_and_shows_few_whatever_clients_name(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, tried = Empty(Flow(wait_for_server_seconds=60)), list[str]()
     for n in range(500):
         pool.offer(f"r{n}", model=f"model-{n}")

@@ -1,7 +1,4 @@
-"""The answer of a server: what the picker learns from its headers and its body and releases then, when it
-asks for the body, which headers it adds, and when a stream may end. Envoy's access log entries: which
-entries report that a server cut an answer, and how much of an entry is read.
-"""
+"""What the picker learns from and does with an answer, and Envoy's access log entries."""
 
 import json
 import random
@@ -344,9 +341,7 @@ def test_other_entries_change_nothing(other: HTTPAccessLogEntry) -> None:
      entry(host="10.0.0.2")],
     ids=["host", "port", "no host", "a long host", "no port", "two ranks"],
 )  # fmt: skip
-def test_a_cut_at_an_unknown_address_is_only_counted(
-    stranger: HTTPAccessLogEntry,
-) -> None:
+def test_a_cut_at_an_unknown_address_is_only_counted(stranger: HTTPAccessLogEntry) -> None:
     rig = CutRig()
     rig.log.receive(log_message(stranger), now=1.0)
     assert (rig.cut, rig.faults) == ([], ["cut_by_unknown_server"])

@@ -1,8 +1,4 @@
-"""The question to the picker: what it takes from the head and the body of a request. What the answer to the
-data plane sets, removes and reports. Data planes that accept one destination, and data planes that ask
-only for the pick and show neither path nor answer. Addresses in headers and hints, and the endpoints that
-a conformance test prescribes.
-"""
+"""The question to the picker, and what its answer to the data plane sets, removes and reports."""
 
 import json
 import tracemalloc

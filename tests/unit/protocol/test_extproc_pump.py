@@ -57,9 +57,7 @@ def loop() -> Iterator[SimulatedLoop]:
     made.close()
 
 
-def test_events_of_one_moment_are_answered_together(
-    loop: SimulatedLoop,
-) -> None:
+def test_events_of_one_moment_are_answered_together(loop: SimulatedLoop) -> None:
     timer = Timer(loop, Held())
     for _ in range(3):
         loop.call_soon(timer.pump.soon)
@@ -67,9 +65,7 @@ def test_events_of_one_moment_are_answered_together(
     assert timer.pumped_at == [1.002]
 
 
-def test_while_a_request_waits_the_gate_is_pumped(
-    loop: SimulatedLoop,
-) -> None:
+def test_while_a_request_waits_the_gate_is_pumped(loop: SimulatedLoop) -> None:
     held = Held(ttl_seconds=3.5)
     held.waits(DUPLEX)
     timer = Timer(loop, held)

@@ -1,6 +1,4 @@
-"""Requests that the picker answers itself: refusals, with which status, in the format of which API, and when,
-and the list of models. Aliases of models.
-"""
+"""Requests that the picker answers itself: refusals, the list of models, aliases."""
 
 import json
 

@@ -1,6 +1,4 @@
-"""The state machine of one HTTP request, without a transport: its answers in each mode, and peers that
-behave oddly.
-"""
+"""The state machine of one HTTP request, without a transport."""
 
 import random
 

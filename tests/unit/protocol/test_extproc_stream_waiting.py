@@ -1,6 +1,4 @@
-"""A request that flow control holds: the messages to the data plane while it waits, and the answer in the
-end, in each body mode.
-"""
+"""A request that flow control holds: the messages to the data plane in each body mode."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,6 +1,4 @@
-"""JSON that would take long to decode is refused before it is decoded. The test counts costs and does not
-measure time.
-"""
+"""JSON that would take long to decode is refused first. The test counts costs and measures no time."""
 
 import pytest
 

@@ -1,9 +1,4 @@
-"""The routing benchmark in small: every rule runs, the same seed gives the same figures, and a shared cache
-helps. The comparison on real vLLM servers, here without them: its conversations on the simulated side.
-Replicas that share, in the simulator: together they find as many hits and spread load as well as one
-picker, with little traffic. The real picker inside the simulated fleet. It hears of everything that
-happens, and nothing stays booked.
-"""
+"""The routing benchmark in small, replicas that share, and the real picker inside the simulated fleet."""
 
 import gzip
 import json

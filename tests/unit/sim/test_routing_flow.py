@@ -1,6 +1,4 @@
-"""Flow control in the simulator: requests wait at the gate, and the workloads for flow control have the
-promised properties.
-"""
+"""Flow control in the simulator, and the workloads for it."""
 
 from collections.abc import Sequence
 

@@ -29,9 +29,7 @@ def server_of(faults: list[str], *, max_peers: int = 10) -> Http2Server:
 
 
 @pytest.mark.parametrize("turns", TURNS)
-async def test_a_connection_that_arrives_at_a_stop_is_closed_quietly(
-    turns: int,
-) -> None:
+async def test_a_connection_that_arrives_at_a_stop_is_closed_quietly(turns: int) -> None:
     faults: list[str] = []
     server = server_of(faults)
     port = await server.start(Listen(address="127.0.0.1:0"))

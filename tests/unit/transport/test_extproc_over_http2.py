@@ -1,6 +1,4 @@
-"""The calls that our own HTTP/2 serves besides ext_proc: health and access logs, on a connection without a
-socket.
-"""
+"""Health and access logs on our own HTTP/2, without a socket."""
 
 import asyncio
 from collections import defaultdict

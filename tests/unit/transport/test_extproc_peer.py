@@ -1,6 +1,4 @@
-"""One connection of the picker's HTTP/2 in simulated time: in which order it handles the messages that
-came.
-"""
+"""One connection of the picker's HTTP/2 in simulated time: the order of its messages."""
 
 import asyncio
 from collections.abc import Mapping

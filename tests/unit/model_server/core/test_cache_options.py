@@ -1,9 +1,4 @@
-"""Blocks that are allocated before they are needed, and wrong options. An observer of the cache hears of
-exactly the blocks that the cache holds. The longest common beginning among cached blocks is found without
-looking at all of them. Row 000-2's test compares what is found with a dictionary of prefixes. Row 002-8:
-blocks that were computed after a selective load are kept apart from exact KV, and subscribers do not hear
-of them.
-"""
+"""Options of the cache: preallocation, observers, cached beginnings; row 002-8."""
 
 import dataclasses
 import random
@@ -259,9 +254,7 @@ def add_request(
 
 
 @pytest.mark.parametrize("algorithm", HASH_ALGORITHMS)
-def test_002_8_no_block_of_an_approximate_prefix_has_hash_of_exact_block(
-    algorithm: HashAlgorithm,
-) -> None:
+def test_002_8_no_block_of_an_approximate_prefix_has_hash_of_exact_block(algorithm: HashAlgorithm) -> None:
     chains = []
     for scope in (
         PrefixScope(),

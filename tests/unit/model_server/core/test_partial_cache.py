@@ -1,6 +1,4 @@
-"""Partial blocks in the cache: their keys grow, prompts match token by token, and requests continue in the
-block or in a copy.
-"""
+"""Partial blocks in the cache, which grow, match token by token, and are continued or copied."""
 
 import functools
 import random

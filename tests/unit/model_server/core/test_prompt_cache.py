@@ -1,6 +1,4 @@
-"""The engine keeps whole prompts (rows 003-1 to 003-6). A kept prompt needs no prefill, and requests get
-blocks before kept prompts do.
-"""
+"""The engine keeps whole prompts (rows 003-1 to 003-6)."""
 
 import functools
 import random

@@ -1,6 +1,4 @@
-"""The messages that the event log makes of the cache's reports: fields, order, numbers, and which are
-kept.
-"""
+"""The messages that the event log makes of the cache's reports."""
 
 import pytest
 

@@ -1,6 +1,4 @@
-"""The size of a body is checked while it is still bytes. A prompt that cannot fit the model is refused
-before it is decoded.
-"""
+"""Bodies and prompts are measured while they are bytes, and refused before they are decoded."""
 
 import contextlib
 import json

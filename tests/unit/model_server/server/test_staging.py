@@ -144,9 +144,7 @@ async def test_a_prefix_that_is_in_the_blocks_is_not_fetched(serving: StagedEngi
     assert serving.tiers.fetched == []
 
 
-async def test_a_request_is_computed_if_its_fetch_finds_nothing_or_fails(
-    serving: StagedEngine,
-) -> None:
+async def test_a_request_is_computed_if_its_fetch_finds_nothing_or_fails(serving: StagedEngine) -> None:
     def fails(_: Sequence[BlockHash], __: int) -> None:
         raise RuntimeError("a fault of ours")
 

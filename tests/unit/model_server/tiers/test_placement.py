@@ -1,6 +1,4 @@
-"""Row 002-4: which chunks the fast tiers keep. The radix tree of stored prefixes, compared with a plain set
-of prefixes. Which nodes are reordered, and in which order their tokens are stored then.
-"""
+"""Row 002-4: which chunks the fast tiers keep, the tree of stored prefixes, and which nodes are reordered."""
 
 import random
 from collections.abc import Sequence

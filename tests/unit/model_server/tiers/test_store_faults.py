@@ -1,6 +1,4 @@
-"""The disk tier with greater damage than one byte: failing system calls, folders that another program
-filled, too many files.
-"""
+"""The disk tier with failing system calls, forged folders and too many files."""
 
 import errno
 import inspect
@@ -81,9 +79,7 @@ def test_a_store_has_more_segments_than_its_process_may_have_open_files(tmp_path
     assert [num_held(store, hashes) for hashes in prefixes] == [2] * 100
 
 
-def test_a_replaced_or_removed_segment_is_read_only_while_it_is_open(
-    tmp_path: Path,
-) -> None:
+def test_a_replaced_or_removed_segment_is_read_only_while_it_is_open(tmp_path: Path) -> None:
     store = opened(tmp_path, max_open_files=1)
     put(store, ONE)
     [(before, _)] = store.match(ONE)
@@ -116,9 +112,7 @@ def test_a_prefix_that_can_never_fit_evicts_nothing(tmp_path: Path) -> None:
     store.check_integrity()
 
 
-def test_the_least_recently_used_leaf_goes_first_also_after_a_restart(
-    tmp_path: Path,
-) -> None:
+def test_the_least_recently_used_leaf_goes_first_also_after_a_restart(tmp_path: Path) -> None:
     def prefix(start: int) -> list[BlockHash]:
         return chain(range(start, start + 80))
 

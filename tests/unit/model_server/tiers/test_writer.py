@@ -1,6 +1,4 @@
-"""Prefixes are written in the background. Accepted prefixes are stored. Prefixes that do not fit or fail
-are counted, and no caller waits.
-"""
+"""Prefixes are written in the background, and no caller waits."""
 
 import errno
 import os

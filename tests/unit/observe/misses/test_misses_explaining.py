@@ -1,7 +1,4 @@
-"""What people see of the misses: the causes by size. The sums of missed tokens over the last minutes. The
-list of causes that all pages and commands show. The sample of chunks that remembers where each chunk was
-sent, in bounded memory.
-"""
+"""What people see of the misses, and the bounded sample that remembers where chunks were sent."""
 
 import asyncio
 import random

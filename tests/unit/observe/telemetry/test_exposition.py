@@ -1,6 +1,4 @@
-"""A field that has a metric beside it is on the page. Plain numbers give the same page as the counters of
-prometheus_client.
-"""
+"""The page of plain numbers equals that of prometheus_client."""
 
 import math
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,4 @@
-"""Log lines: one for each event, whatever the event contains. Logging never delays its caller, and reports
-how many lines it left out.
-"""
+"""Log lines: one for each event, whatever the event contains. Logging never delays its caller."""
 
 import json
 import logging

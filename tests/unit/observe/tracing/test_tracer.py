@@ -1,7 +1,4 @@
-"""The picks that have a span, the parent of the span, and its content. The attributes of a span: what a
-decision knows, and nothing that is unknown. The configuration and OpenTelemetry's own variables turn
-tracing on or off and give its bounds.
-"""
+"""Which picks have a span, its parent and attributes, and OpenTelemetry's own variables."""
 
 import os
 import subprocess

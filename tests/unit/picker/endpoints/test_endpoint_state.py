@@ -1,6 +1,4 @@
-"""The state of one endpoint: its load, from scrapes and from requests that began and ended, and its undone
-work. What a server's metrics page says about its undone work, its rate and its adapters.
-"""
+"""The state of one endpoint: its load, undone work, rate and adapters, from pages and requests."""
 
 import pytest
 
@@ -21,9 +19,7 @@ def test_without_metrics_the_load_is_the_number_of_our_open_requests() -> None:
 
 
 @pytest.mark.parametrize("said", [{}, {"running": 40}, {"waiting": 40}])
-def test_with_a_page_without_a_gauge_the_load_is_our_open_requests(
-    said: dict[str, int],
-) -> None:
+def test_with_a_page_without_a_gauge_the_load_is_our_open_requests(said: dict[str, int]) -> None:
     state = a_state()
     state.take_page(EndpointMetrics(scraped_at=1.0, **said), now=1.0)  # type: ignore[arg-type]  # gauges alone
     book(state, 10, now=1.0)

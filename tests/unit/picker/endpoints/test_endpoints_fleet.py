@@ -1,7 +1,4 @@
-"""The set of endpoints follows its source. Which endpoints may be picked for which request, and their numbers
-in a snapshot. An endpoint was away for a moment. The tests check which part of its table is used when it
-is back.
-"""
+"""The set of endpoints: candidates, snapshots, and which cache is used when an endpoint comes back."""
 
 import random
 from dataclasses import replace

@@ -183,9 +183,7 @@ def _answering(rates: Sequence[float], *, seconds: int, waiting_tokens: float = 
 
 
 @pytest.mark.parametrize("waiting_tokens", [0.0, 12_000.0])
-def test_times_to_first_tokens_show_early_which_server_is_slow(
-    waiting_tokens: float,
-) -> None:
+def test_times_to_first_tokens_show_early_which_server_is_slow(waiting_tokens: float) -> None:
     slow, fast, other = _answering([2000.0, 4000.0, 4000.0], seconds=20, waiting_tokens=waiting_tokens)
     assert v_of(slow) == pytest.approx(v_of(fast) / 2, rel=0.35)
     assert v_of(slow) < 0.7 * v_of(fast)

@@ -1,7 +1,4 @@
-"""Which servers a picker leaves out of its picks after failures, why, and what it forgets. Symptoms of a sick
-server: answers that begin and do not go on. Requests that ended without a token count for a while, and
-never make a server busier than others.
-"""
+"""Which servers a picker leaves out after failures, and what it forgets; refused requests and load."""
 
 from collections import Counter
 from dataclasses import replace

@@ -86,9 +86,7 @@ def test_traffic_is_estimated_within_a_tenth_after_a_hundred_requests(kinds: lis
         max_size=50,
     )
 )
-def test_an_estimate_is_never_negative_or_absurdly_low(
-    pairs: list[tuple[int, float, int, float]],
-) -> None:
+def test_an_estimate_is_never_negative_or_absurdly_low(pairs: list[tuple[int, float, int, float]]) -> None:
     estimate = TokenEstimate(start=4.0)
     for size, share, opaque, tokens in pairs:
         told = PromptSize(size, share * size, opaque)

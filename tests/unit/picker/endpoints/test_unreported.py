@@ -1,6 +1,4 @@
-"""The estimated number of requests of other pickers that are not known here yet, from the ages of the
-news.
-"""
+"""The estimated number of requests of other pickers that are not known here yet."""
 
 import pytest
 

@@ -1,7 +1,4 @@
-"""How all waiting requests go when flow control ends: at a drain, or because the policy holds nothing any
-more. The queue of one base model: its forecasts are the picker's own choices, and people see its figures.
-What flow control reads of a request's headers, and which of these headers no server sees.
-"""
+"""The gate: how waiting requests go when flow control ends, forecasts of a model's queue, and claims."""
 
 from collections.abc import Callable
 from math import inf

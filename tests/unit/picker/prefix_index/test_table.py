@@ -1,7 +1,4 @@
-"""What the prefix table promises, one behaviour at a time: chunks, matches, records and equal hashes. What is
-evicted, in which order, and how much. What a guess writes, what it never evicts, and what is left of it.
-Servers of the prefix table that join, change their size, restart or leave.
-"""
+"""What the prefix table promises, one behaviour at a time."""
 
 import pytest
 

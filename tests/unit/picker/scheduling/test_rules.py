@@ -1,6 +1,4 @@
-"""Every rule puts all candidates in order, and chooses among equals by chance.
-The tests also check the preferences of each rule except the least-cost rule.
-"""
+"""Every rule puts all candidates in order. The preferences of each rule but least-cost."""
 
 import random
 from collections import Counter

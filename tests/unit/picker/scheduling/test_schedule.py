@@ -1,7 +1,4 @@
-"""One decision: the gain threshold, the load thresholds, the candidates that are left, and that there is
-always one. The slots of the endpoints, and the candidates of one request at one moment. The record of
-candidates is made when somebody looks, and shows what the rule saw.
-"""
+"""One decision: thresholds, candidates, slots, and the record that shows what the rule saw."""
 
 import random
 from collections.abc import Sequence
@@ -96,9 +93,7 @@ ENDPOINTS = st.lists(
 
 
 @given(ENDPOINTS)
-def test_exactly_those_over_a_threshold_are_left_out(
-    seen: list[SeenEndpoint],
-) -> None:
+def test_exactly_those_over_a_threshold_are_left_out(seen: list[SeenEndpoint]) -> None:
     seen = [SeenEndpoint(**{**vars(s), "name": f"e{n}"}) for n, s in enumerate(seen)]
     choice = choose(seen)
     heavy = {n for n, s in enumerate(seen) if s.waiting > 10 or s.kv_usage > 0.9 or s.backlog > 1000}

@@ -1,6 +1,4 @@
-"""The generated bootstrap is complete and valid for the real Envoy. Settings that could not work
-are refused.
-"""
+"""The generated bootstrap is complete and valid for the real Envoy."""
 
 import importlib
 import re

@@ -1,6 +1,4 @@
-"""The files that Envoy follows: its own messages can read them, they are whole at every moment, and they are
-written only if they change.
-"""
+"""Files that Envoy follows: readable, whole at every moment, and written only if they change."""
 
 import importlib
 import json

@@ -1,6 +1,4 @@
-"""The lines of a watch, cut into any pieces by the network; and the faults of a configuration that gives no
-access to a cluster.
-"""
+"""The lines of a watch, cut anywhere by the network, and configurations without access to a cluster."""
 
 import importlib.util
 from collections.abc import AsyncGenerator, Iterable

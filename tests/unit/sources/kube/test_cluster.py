@@ -154,9 +154,7 @@ async def test_a_policy_that_is_refused_is_told_with_its_fault(tmp_path: Path) -
         assert "nonsense" in fault
 
 
-async def test_an_api_group_that_the_cluster_lacks_is_reported(
-    tmp_path: Path,
-) -> None:
+async def test_an_api_group_that_the_cluster_lacks_is_reported(tmp_path: Path) -> None:
     server = ApiServer(pods=[pod("a", "10.0.0.1")], prefixroutingpolicies=[])
     async with following_cluster(server, tmp_path, objectives=(GROUP,)) as (news, _):
         await wait_until(lambda: news.endpoints == ["a:8000"], what="the endpoints")

@@ -1,6 +1,4 @@
-"""From pods and ports to endpoints: which pods are endpoints, their names and addresses, and when a cache
-is cold.
-"""
+"""From pods and ports to endpoints: which pods, names and addresses, and when a cache is cold."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,4 @@
-"""The reflector follows one kind of object through everything that can happen to a watch, with a scripted
-API server.
-"""
+"""The reflector through everything that can happen to a watch, with a scripted API server."""
 
 import asyncio
 import json

@@ -1,6 +1,4 @@
-"""Chunks have the blocks that become complete in them, and servers hold blocks. Both are bounded, and go in
-small steps.
-"""
+"""Chunks have the blocks that become complete in them. Both are bounded, and go in small steps."""
 
 import random
 from collections.abc import Sequence

@@ -1,6 +1,4 @@
-"""Exact mode as its thread drives it: which servers are trusted, what people see of them, and what reaches
-the picker's table.
-"""
+"""Exact mode as its thread drives it: which servers are trusted, and what reaches the table."""
 
 import itertools
 import random

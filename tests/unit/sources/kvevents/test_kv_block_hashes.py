@@ -1,6 +1,4 @@
-"""The picker names blocks as the servers do. The test compares the names with recorded events of vLLM 0.32,
-and with the rule written a second time here.
-"""
+"""The picker names blocks as recorded events of vLLM 0.32 do, and as the rule written again here."""
 
 import random
 
@@ -13,9 +11,7 @@ from tests.contract.vllm_block_hashes import block_hashes, event_hash
 
 
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
-def test_every_block_that_vllm_stored_has_the_name_we_compute(
-    algorithm: Algorithm,
-) -> None:
+def test_every_block_that_vllm_stored_has_the_name_we_compute(algorithm: Algorithm) -> None:
     recording = read_kv_events(algorithm)
     hasher = BlockHasher(algorithm, seed=recording.hash_seed)
     ours: set[int] = set()

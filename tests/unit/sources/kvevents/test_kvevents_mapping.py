@@ -1,6 +1,4 @@
-"""Prompts are mapped to the names of their blocks, ends of blocks are aligned with ends of chunks, and a
-template gets the conversation of the canonical prompt.
-"""
+"""Prompts are mapped to the names of their blocks, through the canonical prompt's conversation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,9 +35,7 @@ def blocks_at(
     return mapped.blocks, mapped.ends_blocks
 
 
-def test_chunks_of_a_common_beginning_have_the_same_blocks(
-    language: FolderLanguage,
-) -> None:
+def test_chunks_of_a_common_beginning_have_the_same_blocks(language: FolderLanguage) -> None:
     start = message("system", "the quick brown fox jumps over the lazy dog " * 5)
     one, ends_one = blocks_at(routed_chat(start, message("user", "pack my box with five")), language)
     two, ends_two = blocks_at(routed_chat(start, message("user", "漢字 dozen jugs " * 9)), language)

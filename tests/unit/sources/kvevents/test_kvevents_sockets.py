@@ -1,6 +1,4 @@
-"""One server's messages over real ZeroMQ: the sockets never block, bound what they take in, and leave nothing
-behind.
-"""
+"""One server's messages over real ZeroMQ: sockets never block, are bounded, and leave nothing behind."""
 
 import itertools
 from collections.abc import Iterator

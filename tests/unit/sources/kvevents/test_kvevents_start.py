@@ -1,6 +1,4 @@
-"""The `exactMode` section: which settings are refused and how, and at which address each server's events
-are.
-"""
+"""The `exactMode` section: settings that are refused, and the address of each server's events."""
 
 import random
 import subprocess

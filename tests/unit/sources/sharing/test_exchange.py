@@ -1,6 +1,4 @@
-"""What pickers learn from each other: what servers hold, bookings, and what happens when events are lost,
-late or out of date.
-"""
+"""What pickers learn from each other, also when events are lost, late or out of date."""
 
 from dataclasses import replace as changed
 

@@ -1,6 +1,4 @@
-"""Batches: what a picker tells the others and what it leaves out, which bytes are refused, the names of
-channels, and the pool's key.
-"""
+"""Batches: what a picker tells the others, which bytes are refused, and names of channels."""
 
 import msgspec
 import pytest

@@ -1,6 +1,4 @@
-"""How a picker handles the batches of others: in order or not, late, damaged, or about servers that it does
-not know.
-"""
+"""Batches of others: in order or not, late, damaged, or about unknown servers."""
 
 import msgspec
 import pytest

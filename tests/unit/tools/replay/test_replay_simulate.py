@@ -1,7 +1,4 @@
-"""One policy over one trace: the real picker on simulated servers, by a virtual clock. Recordings become a
-trace, and a fault names its line. `epp replay`: a recording is replayed with several policies, side by
-side.
-"""
+"""`epp replay`: recordings become a trace, which the real picker gets on simulated servers."""
 
 import json
 from dataclasses import replace

@@ -1,7 +1,4 @@
-"""Messages of a hostile or broken peer. The cost of each is bounded, each has a reason, and the connection
-closes with the right code. The first bytes, frames that carry no part of a call, our own leaving, and a
-peer that takes too long: at its beginning, in a call, with its windows, in silence.
-"""
+"""A hostile or broken peer: the cost of each message is bounded, and the connection closes with its code."""
 
 from collections.abc import Callable
 
