@@ -22,7 +22,7 @@ from epp.base.types import Endpoint
 from epp.config.kubernetes import Kubernetes
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.settings import Config
-from epp.observe.misses.explaining import Explaining
+from epp.observe.misses.finding import Explaining
 from epp.observe.recording.tap import Tap
 from epp.observe.telemetry.admin import AdminServer
 from epp.observe.telemetry.board import Board

@@ -1,30 +1,102 @@
 """Finds out why prompt tokens were not in the cache of the server that got them.
 
-A listener of the picker: on the path of a request it only appends to a bounded queue. It does its work some
-tenths of a second after a server has computed the prompt. Prompts that no server computed do not count. The
-decision says what the picker believed at the pick, and `Seen` knows what happened to a chunk before. Pure, on
-one thread with the picker; `explaining` calls `work`.
+`Misses` listens to the picker: on the path of a request it only appends to a bounded queue. `Explaining` has
+its work done some tenths of a second later, some requests at a time, and reports the findings. Prompts that
+no server computed do not count. The decision says what the picker believed at the pick, and `Seen` knows what
+happened to a chunk before. `app` keeps `Explaining` running.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import deque
-from typing import Final
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
-from epp.base.types import EndpointName
+from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import PolicySpec
 from epp.observe.misses import accounts as causes
-from epp.observe.misses.accounts import Accounts, Bucket, Cause
-from epp.observe.misses.seen import Seen, SentPrompt
+from epp.observe.misses.accounts import Accounts, Bucket, Cause, Missed, Sums
 from epp.picker.events import Pick, PickerEvent, Proved
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.scheduling.candidates import ShownCandidates
 
+_MOST_SEEN: Final = 32_768
+_OLD_S: Final = 3600.0
 _MOST_WAITING_STEPS: Final = 2**18
 """A step takes about 40 bytes of memory, and a microsecond of work."""
 _REQUEST_STEPS: Final = 256
 """The steps of a request besides those for its chunks, one each: it holds its decision in memory."""
+_LOOK_S: Final = 0.2
+_PORTION_STEPS: Final = 5_000
+"""Some milliseconds. Other work runs between two portions."""
+_PORTIONS: Final = 8
+"""Most portions in one look."""
+_MOST_SERVERS: Final = 10
+"""Most servers that are named for each cause."""
+_PERCENT_DIGITS: Final = 4
+
+
+class SentPrompt(NamedTuple):
+    """The last server that a chunk was newly sent to."""
+
+    server: EndpointName
+    process: int
+    at: float
+
+
+class Seen:
+    """Remembers the servers to which chunks of prompts were sent, in bounded memory: a sample of all chunks,
+    chosen by their hashes. While there is room, every chunk is kept. When the memory is full, the oldest
+    quarter is removed if it is old enough. Otherwise half of all chunks is removed by their hashes, and
+    chunks with such hashes are never kept again. So every occurrence of a chunk is in the sample or none is,
+    and shares stay correct (SHARDS, Waldspurger et al. 2015).
+    """
+
+    def __init__(self) -> None:
+        self._sent: dict[ChunkHash, SentPrompt] = {}
+        self._mask = 0
+
+    @property
+    def one_in(self) -> int:
+        """Return n: one in n chunks is in the sample."""
+        return self._mask + 1
+
+    def sampled(self, chunks: Sequence[ChunkHash]) -> Sequence[ChunkHash]:
+        mask = self._mask
+        return [chunk for chunk in chunks if not chunk & mask] if mask else chunks
+
+    def get(self, chunk: ChunkHash) -> SentPrompt | None:
+        return self._sent.get(chunk)
+
+    def none_of(self, chunks: Sequence[ChunkHash]) -> bool:
+        """Return whether none of these chunks was ever sent anywhere, as far as the sample shows."""
+        return self._sent.keys().isdisjoint(self.sampled(chunks))  # only sampled chunks are remembered
+
+    def note(self, chunks: Sequence[ChunkHash], sent: SentPrompt) -> None:
+        chosen = self.sampled(chunks)
+        if not self._sent.keys().isdisjoint(chosen):
+            for chunk in chosen:
+                self._sent.pop(chunk, None)  # moves the chunk to the end of the order
+        self._sent.update(dict.fromkeys(chosen, sent))
+        while len(self._sent) > _MOST_SEEN:
+            self._shrink(now=sent.at)
+
+    def _shrink(self, *, now: float) -> None:
+        oldest = next(iter(self._sent.values()))
+        if now - oldest.at > _OLD_S:
+            for chunk in list(islice(self._sent, _MOST_SEEN // 4)):
+                del self._sent[chunk]
+            return
+        self._mask = self._mask * 2 + 1
+        self._sent = {chunk: sent for chunk, sent in self._sent.items() if not chunk & self._mask}
+
+    def check_integrity(self) -> None:
+        assert len(self._sent) <= _MOST_SEEN
+        assert not any(chunk & self._mask for chunk in self._sent)
 
 
 class Misses:
@@ -142,3 +214,62 @@ def _block_tokens(request: Pick) -> int:
 def _chunks_of(tokens: int, tokens_per_byte: float, schedule: ChunkSchedule, *, block: int) -> int:
     """Return the number of chunks that gave this many cached tokens. Tokens are rounded down to blocks."""
     return schedule.chunks_in(int((tokens + block) / tokens_per_byte)) if tokens else 0
+
+
+class Explaining:
+    def __init__(self, picker: Picker) -> None:
+        self._picker = picker
+        self._misses = Misses(picker)
+        picker.subscribe(self._misses.on_event)
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for _ in range(_PORTIONS):
+                if not self._misses.work(steps=_PORTION_STEPS):
+                    break
+                await asyncio.sleep(0)
+
+    def account(self, window_s: float) -> dict[str, Any]:
+        """Return why tokens were missed in the last `window_s` seconds, as JSON values."""
+        misses, now = self._misses, time.monotonic()
+        found = misses.accounts.over(window_s, now=now)
+        total, missed = found.total(), sum(found.missed.values())
+        return {
+            "window_s": round(min(window_s, now - found.began_at), 1),
+            **_shown(total),
+            "policies": [{"policy": name, **_shown(sums)} for name, sums in found.by_policy.items()],
+            "causes": [self._cause(part, missed, total.prompt_tokens) for part in found.by_cause()],
+            "chunks_followed": f"1 in {misses.seen.one_in}",
+            "requests_skipped": misses.skipped,
+        }
+
+    def _cause(self, part: Missed, missed: float, prompt_tokens: float) -> dict[str, Any]:
+        servers = []
+        for name, tokens in islice(part.servers.items(), _MOST_SERVERS):
+            mirror = self._picker.caches.table.mirrors.get(name)
+            room = mirror.capacity_bytes if mirror else None
+            full = _ratio(min(mirror.used_bytes, room), room) if mirror and room else None
+            servers.append({"name": name, "tokens": round(tokens), "full": full})
+        return {
+            "cause": part.cause.name,
+            "title": part.cause.title,
+            "tokens": round(part.tokens),
+            "share_of_missed": _ratio(part.tokens, missed),
+            "share_of_prompt": _ratio(part.tokens, prompt_tokens),
+            "servers": servers,
+            "advice": part.cause.advice,
+        }
+
+
+def _shown(sums: Sums) -> dict[str, Any]:
+    return {
+        "requests": sums.requests,
+        "prompt_tokens": round(sums.prompt_tokens),
+        "matched_tokens": round(sums.matched_tokens),
+        "hit_ratio": _ratio(sums.matched_tokens, sums.prompt_tokens),
+    }
+
+
+def _ratio(part: float, whole: float) -> float:
+    return round(part / whole, _PERCENT_DIGITS) if whole else 0.0

@@ -15,8 +15,7 @@ from epp.config.policy import PolicySpec
 from epp.config.settings import Config
 from epp.observe.misses.accounts import CAUSES, EVICTED, NEW, TAIL, Accounts
 from epp.observe.misses.command import table
-from epp.observe.misses.explaining import Explaining
-from epp.observe.misses.seen import Seen, SentPrompt
+from epp.observe.misses.finding import Explaining, Seen, SentPrompt
 from epp.observe.telemetry.catalog import METRICS
 from epp.picker.picker import Picker
 from tests.unit.observe.misses.answered import served
