@@ -18,10 +18,9 @@ from epp.base.errors import ConfigError
 from epp.base.types import Address
 from epp.config.policy import RuleName
 from epp.config.settings import Config, load_config
-from epp.observe.misses import command as explain
-from epp.observe.recording import command as recording
 from epp.observe.telemetry.logs import setup_logging
 from epp.serve import preflight, process
+from epp.serve.admin_commands import counts_text, fetch, record, table
 from epp.serve.envoy.bootstrap import bootstrap
 from epp.serve.envoy.files import write_first, write_if_changed
 from epp.serve.words import WordsParser, completion
@@ -262,8 +261,8 @@ def _run(args: argparse.Namespace) -> int:
         print(completion(command_line()), end="")
         return 0
     if args.command == "explain":
-        found = explain.fetch(args.admin, window_s=args.window)
-        print(msgspec.json.format(msgspec.json.encode(found)).decode() if args.json else explain.table(found))
+        found = fetch(args.admin, window_s=args.window)
+        print(msgspec.json.format(msgspec.json.encode(found)).decode() if args.json else table(found))
         return 0
     if args.command in (made := {"up": _up, "record": _record, "replay": _replay}):
         return made[args.command](args)
@@ -293,8 +292,8 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _record(args: argparse.Namespace) -> int:
-    counts = recording.record(args.file, admin=args.admin, max_bytes=args.max_bytes, seconds=args.seconds)
-    print(recording.counts_text(counts))
+    counts = record(args.file, admin=args.admin, max_bytes=args.max_bytes, seconds=args.seconds)
+    print(counts_text(counts))
     if counts.requests:
         print(f"next: epp replay {args.file}")
     return 0

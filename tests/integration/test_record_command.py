@@ -12,10 +12,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from epp.base.errors import ConfigError
-from epp.observe.misses.command import fetch
-from epp.observe.recording.command import Counts, record
 from epp.observe.recording.tap import Tap
 from epp.picker.picker import Picker
+from epp.serve.admin_commands import Counts, fetch, record
 from epp.tools.replay.reading import read
 from tests.harness.live_page import an_admin
 from tests.harness.ports import free_port

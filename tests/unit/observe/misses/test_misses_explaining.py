@@ -14,10 +14,10 @@ from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import PolicySpec
 from epp.config.settings import Config
 from epp.observe.misses.accounts import CAUSES, EVICTED, NEW, TAIL, Accounts
-from epp.observe.misses.command import table
 from epp.observe.misses.finding import Explaining, Seen, SentPrompt
 from epp.observe.telemetry.catalog import METRICS
 from epp.picker.picker import Picker
+from epp.serve.admin_commands import table
 from tests.unit.observe.misses.answered import served
 from tests.unit.picker.picker_questions import a_picker, endpoints, text
 

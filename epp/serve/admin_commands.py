@@ -1,8 +1,7 @@
-"""`epp record`: asks a running picker for the requests that it routes, and writes them to a new file, until
-it is stopped or the file is full.
+"""The commands that ask a running picker over its admin address, perhaps from another machine.
 
-The picker needs no restart and no disk. The lines come over its admin address, so the command may run on
-another machine.
+`epp record` writes the requests that the picker routes to a new file, until it is stopped or the file is
+full. The picker needs no restart and no disk. `epp explain` prints why prompt tokens were not cached.
 """
 
 from __future__ import annotations
@@ -18,16 +17,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from epp.base.errors import ConfigError
-from epp.observe.recording.lines import Opening, Servers, decode
+from epp.observe.recording.lines import Opening, Servers
+from epp.observe.recording.lines import decode as decode_line
+from epp.request.jsontext import decode
 
 _EVERY_S: Final = 1.0
 _WITHIN_S: Final = 8.0
 _TRY_AGAIN_FOR_S: Final = 30.0
 _MOST_BYTES: Final = 64 * 2**20
 """Largest size of one answer. The picker keeps 8 MiB of lines at most."""
+_SHOWN_SERVERS: Final = 4
+
+
+def _url(admin: str, page: str) -> str:
+    if not admin.startswith(("http://", "https://")):
+        raise ConfigError(f"--admin {admin}: must be an address such as http://127.0.0.1:9090")
+    return f"{admin.rstrip('/')}/{page}"
+
+
+def _no_picker(admin: str, error: Exception) -> ConfigError:
+    why = getattr(error, "reason", error)
+    return ConfigError(f"--admin {admin}: {why}; name the admin.address of a running picker")
 
 
 @dataclass(slots=True)
@@ -42,9 +55,7 @@ def record(path: Path, *, admin: str, max_bytes: int, seconds: float | None) -> 
     """Record for this time, or until interrupted. ConfigError: the picker cannot be reached, or the file
     cannot be written.
     """
-    url = f"{admin.rstrip('/')}/recording"
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--admin {admin}: must be an address such as http://127.0.0.1:9090")
+    url = _url(admin, "recording")
     counts, head = Counts(), [b"", b""]
     until_s = None if seconds is None else time.monotonic() + seconds
     with contextlib.ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
@@ -84,7 +95,7 @@ def _parted(text: bytes, admin: str) -> list[bytes]:
     stranger = f"--admin {admin}: the program that answers there is not a picker of this version"
     parts = text.split(b"\n", 2)
     try:
-        found = [decode(part) for part in parts[:2]]
+        found = [decode_line(part) for part in parts[:2]]
     except ValueError as error:
         raise ConfigError(f"{stranger}: {error}") from error
     match found:
@@ -110,10 +121,7 @@ def _answers(url: str, admin: str, *, until_s: float | None) -> Iterator[tuple[b
             ) from error
         except (OSError, http.client.HTTPException) as error:
             if time.monotonic() - heard_s > _TRY_AGAIN_FOR_S:
-                why = getattr(error, "reason", error)
-                raise ConfigError(
-                    f"--admin {admin}: {why}; name the admin.address of a running picker"
-                ) from error
+                raise _no_picker(admin, error) from error
         else:
             heard_s = time.monotonic()
             yield text, left_out
@@ -142,3 +150,57 @@ def counts_text(counts: Counts) -> str:
     """Return the counts as text."""
     left_out = f", {counts.left_out:,} left out" if counts.left_out else ""
     return f"{counts.requests:,} requests, {counts.size_bytes / 2**20:.1f} MiB{left_out}"
+
+
+# -- epp explain ---------------------------------------------------------------------------------------------
+
+
+def fetch(admin: str, *, window_s: int) -> dict[str, Any]:
+    """Ask the picker. Raises ConfigError if nothing answers, or if the answer is not from a picker."""
+    url = _url(admin, f"explain?window={window_s}")
+    try:
+        with urllib.request.urlopen(url, timeout=_WITHIN_S) as answer:  # noqa: S310 - http, checked above
+            return parsed(answer.read(_MOST_BYTES))
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _no_picker(admin, error) from error
+
+
+def parsed(answer: bytes) -> dict[str, Any]:
+    """Decode the answer. Raises ValueError if it is not a picker's account."""
+    found: dict[str, Any] = decode(answer)
+    try:
+        table(found)
+    except (TypeError, LookupError, AttributeError) as error:
+        raise ValueError(f"not an account of missed tokens: {error}") from error
+    return found
+
+
+def table(found: dict[str, Any]) -> str:
+    """Return a table for people: the causes by size, and what to change."""
+    lines = [
+        f"{found['requests']:,} requests in the last {found['window_s']:,.0f} s, {found['prompt_tokens']:,} prompt tokens",
+        f"{found['hit_ratio']:.1%} of these tokens were expected in the cache of the server that got them",
+        "",
+        f"{'share of missed':>15}  {'of all':>6}  {'tokens':>12}  why",
+    ]
+    policies = found.get("policies", ())
+    if len(policies) > 1:
+        lines[2:2] = [
+            f"  {each['policy']}: {each['hit_ratio']:.1%} of {each['prompt_tokens']:,} tokens in {each['requests']:,} requests"
+            for each in policies
+        ]
+    for cause in found["causes"]:
+        if not cause["tokens"]:
+            continue
+        lines.append(
+            f"{cause['share_of_missed']:>15.1%}  {cause['share_of_prompt']:>6.1%}  {cause['tokens']:>12,}  {cause['title']}"
+        )
+        indent = " " * 39
+        lines += [f"{indent}{_server(s)}" for s in cause["servers"][:_SHOWN_SERVERS]]
+        lines.append(f"{indent}-> {cause['advice']}")
+    return "\n".join(lines)
+
+
+def _server(server: dict[str, Any]) -> str:
+    full = "" if server["full"] is None else f", its cache {server['full']:.0%} full"
+    return f"{server['name']}: {server['tokens']:,} tokens{full}"
