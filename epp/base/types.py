@@ -10,7 +10,8 @@ from __future__ import annotations
 import enum
 import ipaddress
 import re
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, NewType
@@ -48,6 +49,19 @@ ChunkHash = NewType("ChunkHash", int)
 """The xxh3_64 of a chunk, seeded with the hash of the chunk before it. So the hash names the whole prefix up
 to the end of the chunk.
 """
+
+
+def pack_hashes(chain: Sequence[int]) -> bytes:
+    """Return hashes as bytes: eight each, little-endian, like every machine that this runs on."""
+    return (chain if isinstance(chain, array) else array("Q", chain)).tobytes()
+
+
+def unpack_hashes(data: bytes) -> list[int]:
+    """Return the hashes in the bytes. Raises ValueError if they are not whole hashes."""
+    hashes = array("Q")
+    hashes.frombytes(data)
+    return hashes.tolist()
+
 
 EndpointName = NewType("EndpointName", str)
 """One serving port of one model server, unique in the pool: `pod` or `pod:port`."""

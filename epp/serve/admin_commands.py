@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from epp.base.errors import ConfigError
-from epp.observe.recording.lines import Opening, Servers
-from epp.observe.recording.lines import decode as decode_line
+from epp.observe.recording import Opening, Servers
+from epp.observe.recording import decode as decode_line
 from epp.request.jsontext import decode
 
 _EVERY_S: Final = 1.0

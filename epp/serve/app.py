@@ -23,7 +23,7 @@ from epp.config.kubernetes import Kubernetes
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.settings import Config
 from epp.observe.misses.finding import Explaining
-from epp.observe.recording.tap import Tap
+from epp.observe.recording import Tap
 from epp.observe.telemetry.admin import AdminServer
 from epp.observe.telemetry.board import Board
 from epp.observe.telemetry.decisions import DecisionRing

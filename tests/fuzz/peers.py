@@ -6,6 +6,7 @@ from typing import get_args
 
 import msgspec
 
+from epp.base.types import pack_hashes
 from epp.sources.sharing.batches import (
     Batch,
     Event,
@@ -18,7 +19,6 @@ from epp.sources.sharing.batches import (
     SharedTrouble,
     Trouble,
     identity_of,
-    pack_hashes,
 )
 from epp.sources.sharing.batches import encode as packed
 from tests.fuzz.behind import SMALL

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from epp.base.errors import ConfigError
-from epp.observe.recording.tap import Tap
+from epp.observe.recording import Tap
 from epp.picker.picker import Picker
 from epp.serve.admin_commands import Counts, fetch, record
 from epp.tools.replay.reading import read

@@ -12,8 +12,6 @@ shows how old an event is.
 from __future__ import annotations
 
 import enum
-from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, Protocol
 
@@ -25,7 +23,6 @@ from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.server_caches import Roots
 
 FORMAT: Final = 3
-HASH_BYTES: Final = 8
 MOST_CHUNKS: Final = 16_384
 """Most chunks of one chain: 16 MB of prompt by the default policy. Further chunks are left out, so that no
 event costs more than some milliseconds."""
@@ -194,19 +191,6 @@ def decode_batch(data: bytes | memoryview) -> Batch:
 
 def milliseconds(at: float) -> int:
     return max(0, round(at * 1000))
-
-
-def pack_hashes(chain: Sequence[int]) -> bytes:
-    """Return the hashes as bytes: eight bytes each, in this machine's order. The picker is only built for
-    little-endian machines.
-    """
-    return (chain if isinstance(chain, array) else array("Q", chain)).tobytes()
-
-
-def unpack_hashes(data: bytes) -> list[int]:
-    if len(data) % HASH_BYTES:
-        raise MalformedBatchError(f"{len(data)} bytes are not a list of hashes")
-    return array("Q", data[: MOST_CHUNKS * HASH_BYTES]).tolist()
 
 
 def channel_of(pool: str, roots: Roots) -> str:

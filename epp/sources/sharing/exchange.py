@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
+from epp.base.types import pack_hashes
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.events import (
     Began,
@@ -46,7 +47,6 @@ from epp.sources.sharing.batches import (
     encode,
     identity_of,
     milliseconds,
-    pack_hashes,
 )
 from epp.sources.sharing.listener import Listener
 

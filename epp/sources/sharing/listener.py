@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, cast
 
-from epp.base.types import ChunkHash, EndpointName
+from epp.base.types import ChunkHash, EndpointName, unpack_hashes
 from epp.picker.endpoints.backlog import Booking
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.marks import Form
@@ -27,6 +27,7 @@ from epp.picker.events import Guess
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.upkeep import clear_endpoint
 from epp.sources.sharing.batches import (
+    MOST_CHUNKS,
     Event,
     HeldChain,
     Kept,
@@ -40,11 +41,11 @@ from epp.sources.sharing.batches import (
     SharedTrouble,
     decode_batch,
     identity_of,
-    unpack_hashes,
 )
 
 _MOST_OPEN: Final = 100_000
 """Most open requests of one other picker. Further ones are ignored."""
+_HASH_BYTES: Final = 8
 _PORTION_CHUNKS: Final = 4_096
 """Chunks that are applied in one portion, in some milliseconds."""
 _EVENT_CHUNKS: Final = 16
@@ -280,4 +281,7 @@ class Listener:
 
 
 def _chain(packed: bytes) -> list[ChunkHash]:
-    return cast("list[ChunkHash]", unpack_hashes(packed))
+    try:
+        return cast("list[ChunkHash]", unpack_hashes(packed[: MOST_CHUNKS * _HASH_BYTES]))
+    except ValueError as error:
+        raise MalformedBatchError(f"{len(packed)} bytes are not a list of hashes") from error

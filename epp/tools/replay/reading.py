@@ -17,8 +17,9 @@ from typing import Final
 
 import msgspec
 
+from epp.base.types import unpack_hashes
 from epp.config.policy import Policy
-from epp.observe.recording.lines import VERSION, Opening, RecordedRequest, Servers, decode, unpacked
+from epp.observe.recording import VERSION, Opening, RecordedRequest, Servers, decode
 from epp.picker.prefix_index.table import ChunkSchedule
 from epp.tools.replay.trace import (
     UNSTATED,
@@ -107,7 +108,7 @@ def _schedule_of(line: Opening) -> ChunkSchedule:
 
 
 def _check_chunks(line: RecordedRequest, schedule: ChunkSchedule) -> None:
-    if schedule.end_bytes(len(unpacked(line.chunks))) > line.prompt_bytes:
+    if schedule.end_bytes(len(unpack_hashes(line.chunks))) > line.prompt_bytes:
         raise ValueError(f"more chunks than a prompt of {line.prompt_bytes} bytes has")
 
 
@@ -179,7 +180,7 @@ def _request_of(
     on its position, so equal chunks get equal numbers of tokens. Its last token is whole, so that the text of
     shared chunks does not end before the last of them does.
     """
-    chunks = unpacked(asked.chunks)
+    chunks = unpack_hashes(asked.chunks)
     ends = [schedule.end_bytes(n) for n in range(1, len(chunks) + 1)]
     own = hash((number, asked.at_unix_s)) & _MASK
     ends.append(max(asked.prompt_bytes, schedule.end_bytes(len(chunks)) + 1))

@@ -5,16 +5,8 @@ from typing import Any
 
 import pytest
 
-from epp.observe.recording.lines import (
-    Opening,
-    RecordedRequest,
-    ServerLine,
-    Servers,
-    decode,
-    encode,
-    packed,
-    unpacked,
-)
+from epp.base.types import pack_hashes, unpack_hashes
+from epp.observe.recording import Opening, RecordedRequest, ServerLine, Servers, decode, encode
 
 REQUEST: dict[str, Any] = {
     "line": "request",
@@ -36,7 +28,7 @@ def line(**changed: Any) -> bytes:
 def test_lines_of_each_kind_come_back_as_they_were_written() -> None:
     request = decode(line(chunks="AQAAAAAAAAA=", ttft_s=0.25))
     assert isinstance(request, RecordedRequest)
-    assert (unpacked(request.chunks), request.ttft_s, request.status) == ([1], 0.25, None)
+    assert (unpack_hashes(request.chunks), request.ttft_s, request.status) == ([1], 0.25, None)
     opening = Opening(
         chunk_bytes=256, later_chunk_bytes=1024, later_from_bytes=8192, hashing="h", policy={"name": "p"}
     )
@@ -74,7 +66,7 @@ def test_a_line_that_cannot_be_read_is_an_error_that_names_the_fault(text: bytes
 
 def test_hashes_come_back_from_their_bytes_and_parts_of_hashes_are_refused() -> None:
     chain = [0, 1, 2**64 - 1]
-    assert unpacked(packed(chain)) == chain
-    assert len(packed(chain)) == 24
+    assert unpack_hashes(pack_hashes(chain)) == chain
+    assert len(pack_hashes(chain)) == 24
     with pytest.raises(ValueError, match="multiple"):
-        unpacked(b"1234567")
+        unpack_hashes(b"1234567")

@@ -4,11 +4,10 @@ import random
 
 import pytest
 
-from epp.base.types import EndpointMetrics, EndpointName
+from epp.base.types import EndpointMetrics, EndpointName, unpack_hashes
 from epp.config.policy import DEFAULT_POLICY
-from epp.observe.recording import tap as tapping
-from epp.observe.recording.lines import Opening, RecordedRequest, Servers, decode, unpacked
-from epp.observe.recording.tap import GONE_AFTER_S, Tap, line_of
+from epp.observe import recording as tapping
+from epp.observe.recording import GONE_AFTER_S, Opening, RecordedRequest, Servers, Tap, decode, line_of
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.secret import HashSecret
@@ -109,7 +108,7 @@ def test_a_line_has_the_size_server_and_outcome_of_its_request() -> None:
     assert (first.outcome, first.status, first.stream) == ("ended", 200, True)
     assert second.server == first.server, "the second prompt begins with the first"
     assert second.matched_tokens > 0
-    assert unpacked(second.chunks)[: len(unpacked(first.chunks))] == unpacked(first.chunks)
+    assert unpack_hashes(second.chunks)[: len(unpack_hashes(first.chunks))] == unpack_hashes(first.chunks)
 
 
 def test_a_tenant_is_a_hash_that_depends_on_the_key() -> None:

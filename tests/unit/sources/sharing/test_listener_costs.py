@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 
+from epp.base.types import pack_hashes
 from epp.sources.sharing.batches import (
     MOST_BATCH_BYTES,
     MOST_CHUNKS,
@@ -15,7 +16,6 @@ from epp.sources.sharing.batches import (
     SharedBegan,
     encode,
     identity_of,
-    pack_hashes,
 )
 from tests.unit.sources.sharing.pickers import Replica
 

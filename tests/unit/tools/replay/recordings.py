@@ -11,8 +11,7 @@ from bench.routing.picker_router import PickerRouter
 from bench.routing.rows import Row, row_of
 from bench.routing.workloads import SPECS, OpenLoop
 from epp.config.policy import DEFAULT_POLICY, PolicySpec, RuleName
-from epp.observe.recording.lines import Line, encode
-from epp.observe.recording.tap import line_of, opening_of, servers_of
+from epp.observe.recording import Line, encode, line_of, opening_of, servers_of
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
 from model_server.sim.fleet import Fleet, FleetPlan

@@ -8,8 +8,7 @@ import pytest
 from msgspec import structs
 
 from epp.config.policy import DEFAULT_POLICY
-from epp.observe.recording.lines import RecordedRequest
-from epp.observe.recording.tap import line_of
+from epp.observe.recording import RecordedRequest, line_of
 from epp.picker.events import Ended, PickerEvent
 from epp.serve import cli
 from epp.tools.replay.picker_router import PickerRouter
