@@ -10,7 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.soak.run import Plan, soak
+from bench.soak.run import soak
+from bench.tables import show
 
 
 def main() -> int:
@@ -18,28 +19,15 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=2.0, help="length of the run (default %(default)s)")
     parser.add_argument("--users", type=int, default=12, help="number of clients at the same time")
     args = parser.parse_args()
-    seconds = args.minutes * 60
-    plan = Plan(
-        seconds=seconds,
-        users=args.users,
-        kill_every_s=max(20.0, seconds / 4),
-        flush_every_s=max(7.0, seconds / 20),
-        sample_every_s=max(2.0, seconds / 60),
-        attacks=True,
-    )
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        report = asyncio.run(soak(plan, directory=Path(folder), say=lambda line: print(line, flush=True)))
-    print(f"requests: {dict(report.seen.sent)}; failed: {report.seen.failed.total()}")
-    print(
-        f"pickers killed: {report.kills}; Redis flushed: {report.flushes}; tasks before and after: {report.tasks}"
-    )
+        run = soak(60 * args.minutes, users=args.users, attacks=True, directory=Path(folder))
+        report = asyncio.run(run)
+    print(f"requests: {dict(report.seen.sent)}; failed: {report.seen.faults}")
+    print(f"pickers killed: {report.done['kill']}; Redis flushed: {report.done['flush']}")
     for pid, (middle, end) in report.grown_mib().items():
         print(f"worker {pid}: {middle:.1f} MiB in the middle of its life, {end:.1f} MiB at the end")
-    print("\n| attacker | usual requests | failed | p50, ms | p99, ms |\n| --- | --- | --- | --- | --- |")
-    for name, seconds_of in report.seen.seconds.items():
-        p50, p99 = (1000 * sorted(seconds_of)[int(q * len(seconds_of))] for q in (0.5, 0.99))
-        failed = report.seen.failed_under[name]
-        print(f"| {name or 'none'} | {len(seconds_of)} | {failed} | {p50:.0f} | {p99:.0f} |")
+    columns = "attacker, MB/s, usual requests, failed, ms p50, ms p99, share of the sick server, promise"
+    show("What each attacker costs the others", columns.split(", "), report.rows())
     for fault in report.faults:
         print(f"FAULT: {fault}", file=sys.stderr)
     print("no request failed, no memory grew, and no booking is left" if not report.faults else "not good")

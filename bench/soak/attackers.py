@@ -1,5 +1,5 @@
-"""The attackers of a soak run: `python -m bench.soak.attackers NAME SOCKET URL` runs one of them until it is
-killed. They may reach this machine only: the socket of one picker, and the gateway.
+"""The attackers of a soak run: `python -m bench.soak.attackers NAME DIRECTORY URL` runs one of them until it
+is killed. They may reach this machine only: the first worker's socket, the endpoints file, and the gateway.
 
 The first group speaks HTTP/2 to the picker, as a data plane would that somebody has taken over. Each is a
 generator of what it sends on one connection, at 10 MB/s at most. A connection that the picker closes is
@@ -9,24 +9,31 @@ opened again.
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
+from aiohttp import web
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from epp.transport.http2.frames import Setting, settings
 from tests.harness.client import http_client
 from tests.harness.http2_frames import CALL, NO_TABLE, block, data, grpc, headers, hello, ping
+from tests.harness.listening import serving
 
+_SOCKET: Final = "picker.sock.0"
 _BYTES_PER_S: Final = 10_000_000
 _FRAME_BYTES: Final = 16_000
 _CONNECTIONS: Final = 400
-_LONG_BYTES: Final = 400_000
+LONGEST_BYTES: Final = 200_000
+"""The servers of the run refuse longer bodies."""
 _HEALTH: Final = block(CALL, replace=((":path", "/grpc.health.v1.Health/Check"),))
 _BLOCK: Final = block()
 Pieces = AsyncIterator[bytes]
@@ -110,11 +117,11 @@ class _Rate:
         await asyncio.sleep(max(0.0, self._since + self._bytes / _BYTES_PER_S - now))
 
 
-async def _on_one_connection(pieces: Callable[[], Pieces], socket: str) -> None:
+async def _on_one_connection(directory: Path, _: str, *, pieces: Callable[[], Pieces]) -> None:
     rate = _Rate()
     while True:
         with suppress(OSError):
-            reader, writer = await asyncio.open_unix_connection(socket)
+            reader, writer = await asyncio.open_unix_connection(directory / _SOCKET)
             closed = asyncio.create_task(_discard(reader))
             async for piece in pieces():
                 if closed.done():
@@ -133,30 +140,67 @@ async def _discard(reader: asyncio.StreamReader) -> None:
             pass
 
 
-async def idle_connections(socket: str) -> None:
+async def idle_connections(directory: Path, url: str) -> None:
     """Open connections that say hello and nothing more, and open them again every five seconds."""
     while True:
-        opened = []
+        opened: list[asyncio.StreamWriter] = []
         with suppress(OSError):
-            for _ in range(_CONNECTIONS):
-                opened.append(await asyncio.open_unix_connection(socket))
-                opened[-1][1].write(hello())
+            while len(opened) < _CONNECTIONS:
+                opened.append((await asyncio.open_unix_connection(directory / _SOCKET))[1])
+                opened[-1].write(hello())
         await asyncio.sleep(5.0)
-        for _, writer in opened:
+        for writer in opened:
             writer.transport.abort()
 
 
-async def long_prompts(url: str) -> None:
-    """Send prompts that every server refuses as too long."""
-    rate = _Rate()
+async def long_prompts(_: Path, url: str, *, size_bytes: int) -> None:
+    """Ask for streams with long prompts, and leave as soon as their headers come."""
+    rate, words = _Rate(), "word " * (size_bytes // 5)
     async with http_client(url) as client:
         for number in count():
             with suppress(aiohttp.ClientError, OSError):
-                await client.complete(f"long {number} " + "word " * (_LONG_BYTES // 5))
-            await rate.sent(_LONG_BYTES)
+                async with client.stream(f"long {number} {words}") as reply:
+                    reply.abort()
+            await rate.sent(size_bytes)
 
 
-RAW: Final[Mapping[str, Callable[[], Pieces]]] = {
+async def new_servers(directory: Path, _: str, *, at_once: int) -> None:
+    """Replace some servers by others of new names, four times a second, until SIGTERM. Each sends its metrics
+    and its list of models in chunks of one byte, without an end.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    file, new = directory / "endpoints.yaml", directory / "endpoints.attack"
+    usual = file.read_text()
+
+    def add(lines: str) -> None:
+        new.write_text(usual.replace("endpoints:\n", "endpoints:\n" + lines))
+        new.replace(file)
+
+    async def in_bytes(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        answer.enable_chunked_encoding()
+        with suppress(ConnectionError):
+            await answer.prepare(request)
+            while True:
+                await answer.write(b" ")
+        return answer
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", in_bytes)
+    async with serving(app, host="0.0.0.0") as port:
+        with suppress(asyncio.CancelledError):
+            for first in count(0, at_once):
+                names = range(first, first + at_once)
+                where = [f"127.{1 + n // 2**16}.{n // 2**8 % 2**8}.{n % 2**8}:{port}" for n in names]
+                add("".join(f'- {{name: "{each}", address: "{each}"}}\n' for each in where))
+                await asyncio.sleep(0.25)
+        add("")
+        await asyncio.sleep(2.0)  # meanwhile Envoy hears that they are gone
+
+
+_RAW: Final[Mapping[str, Callable[[], Pieces]]] = {
     "table sizes": table_sizes,
     "cut short": cut_short,
     "unread": unread,
@@ -164,27 +208,24 @@ RAW: Final[Mapping[str, Callable[[], Pieces]]] = {
     "health checks": health_checks,
     "unusual headers": unusual_headers,
 }
-NAMES: Final = (*RAW, "idle connections", "long prompts")
+ATTACKERS: Final[Mapping[str, Callable[[Path, str], Coroutine[Any, Any, None]]]] = {
+    **{name: partial(_on_one_connection, pieces=pieces) for name, pieces in _RAW.items()},
+    "idle connections": idle_connections,
+    "refused prompts": partial(long_prompts, size_bytes=2 * LONGEST_BYTES),
+    "aborted streams": partial(long_prompts, size_bytes=LONGEST_BYTES - 1_000),
+    "names of servers": partial(new_servers, at_once=250),
+    "lists in bytes": partial(new_servers, at_once=5),
+}
 SICK: Final[Mapping[str, Mapping[str, Any]]] = {
     "sick: 500": {"fail_next": 10**9, "fail_status": 500},
     "sick: 401": {"fail_next": 10**9, "fail_status": 401},
     "sick: 400": {"fail_next": 10**9, "fail_status": 400},
+    "sick: 200 and an error": {"tells": 500, "chunks": 2},
     "sick: resets": {"reset": True},
     "sick: cuts": {"cuts": "chunked"},
 }
 """How one of the servers behaves, by the name of the attacker."""
-LONGEST_BYTES: Final = _LONG_BYTES // 2
-"""The servers of the run refuse longer bodies."""
-
-
-async def _run(name: str, socket: str, url: str) -> None:
-    if name == "idle connections":
-        await idle_connections(socket)
-    elif name == "long prompts":
-        await long_prompts(url)
-    else:
-        await _on_one_connection(RAW[name], socket)
 
 
 if __name__ == "__main__":
-    asyncio.run(_run(*sys.argv[1:]))
+    asyncio.run(ATTACKERS[sys.argv[1]](Path(sys.argv[2]), sys.argv[3]))
