@@ -15,21 +15,181 @@ from msgspec import Meta
 from epp.base.errors import ConfigError
 from epp.config.dialects import MOST_DESTINATIONS
 from epp.config.flow import Flow
-from epp.config.routing import (
-    Chunks,
-    Cost,
-    Disaggregation,
-    FailureSettings,
-    Gain,
-    LoadSettings,
-    Lora,
-    PrefixHashSettings,
-    Sampling,
-    Scrape,
-    Table,
-)
-from epp.config.strict import Strict
+from epp.config.strict import Ratio, Strict
 from epp.config.yaml_faults import decode, in_words
+
+
+class Gain(Strict, frozen=True):
+    """When the expected saving is too small, a pick ignores cached prefixes."""
+
+    min_match_tokens: Annotated[int, Meta(ge=0, le=10**7)] = 64
+    """Ignore cached prefixes if the longest one has fewer tokens than this."""
+    min_match_ratio: Ratio = 0.0
+    """Ignore cached prefixes if the longest one is a smaller share of the prompt than this."""
+
+
+class LoadSettings(Strict, frozen=True):
+    """A pick leaves out every endpoint that is over one of these thresholds, as long as another endpoint
+    remains.
+    """
+
+    max_waiting: Annotated[int, Meta(ge=0, le=10**6)] = 128
+    """Largest number of requests that may wait in the queue of a server, by its metrics. A server with more
+    is over this threshold."""
+    max_kv_usage: Ratio = 1.0
+    """Largest share of a server's KV cache that running requests may hold. 1 means no limit. This is best in
+    most fleets: with a limit, another server would have to compute the prefixes that the full server has
+    cached, and would fill up next."""
+    max_undone_tokens: Annotated[int, Meta(ge=0, le=10**9)] = 0
+    """Largest number of prompt tokens that may wait to be computed on an endpoint. 0 means no limit."""
+    when_saturated: Literal["LeastLoaded", "Reject"] = "LeastLoaded"
+    """What to do when every endpoint is over a threshold. LeastLoaded: send the request anyway. Reject:
+    answer 429."""
+    retry_after_seconds: Annotated[int, Meta(ge=1, le=3600)] = 1
+    """Value of the Retry-After header of a 429 answer."""
+
+
+class FailureSettings(Strict, frozen=True):
+    """A server whose answers fail gets a higher cost. If it fails too often it is left out, and comes back
+    when trial requests succeed.
+    """
+
+    share_to_leave_out: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    """A server is left out when this share of its recent answers has failed (5xx, 429, connections that broke
+    before the answer, or answers that broke off midway), and when it fails more than the other servers do.
+    Four failures in a row reach 0.5."""
+    max_left_out_share: Ratio = 0.5
+    """At most this share of the candidates is left out because of failures. 0: no server is ever left out."""
+    cost_seconds: Annotated[float, Meta(ge=0, le=600)] = 1.0
+    """Cost of a failed answer in the least-cost score, in seconds. The score of a server grows by this, times
+    the share of its recent answers that failed."""
+    trial_seconds: Annotated[float, Meta(gt=0, le=600)] = 2.0
+    """Shortest time between two trial requests, and between two probes, to a server that is left out. Where
+    requests are few, a trial comes after four times as long, unless a probe has just failed."""
+    probe: bool = True
+    """The picker itself asks a server that has failed for one token (POST /v1/completions), to learn sooner
+    than from clients' requests whether it fails and when it has recovered."""
+    hang_seconds: Annotated[float, Meta(ge=0, le=600)] = 1.0
+    """A server may hang if requests are open there and nothing moves for this time and for twice the time
+    that its queue explains (docs/failing-servers.md). 0 means that the picker does not look for hanging
+    servers."""
+
+
+class Lora(Strict, frozen=True):
+    """LoRA adapters. Requests prefer endpoints that have their adapter loaded."""
+
+    slots_per_endpoint: Annotated[int, Meta(ge=1, le=1024)] = 4
+    """Number of adapters that a server can hold at once, if its metrics do not state it."""
+    load_seconds: Annotated[float, Meta(ge=0, le=600)] = 0.5
+    """T: extra time to first token, in seconds, when the adapter has to be loaded first. The time counts
+    twice if another adapter has to be dropped for it."""
+
+
+class Cost(Strict, frozen=True):
+    """Weights of the least-cost rule. The score is in seconds, and the smallest one wins:
+    B / V + (U / V + T) (w + k L). B are the prompt tokens that an endpoint has to compute before this prompt,
+    U those of this prompt that it has not cached, L its requests in flight.
+    """
+
+    uncached_token_weight: Annotated[float, Meta(ge=0, le=100)] = 1.0
+    """w: price of computing one prompt token. A value above 1 favors endpoints that hold the prefix."""
+    stalled_request_weight: Annotated[float, Meta(ge=0, le=100)] = 0.15
+    """k: extra price of a prompt token for each request in flight on the endpoint, because prefill delays
+    their answers."""
+    prefill_tokens_per_second: Annotated[float, Meta(gt=0, le=10**7)] = 8000.0
+    """V: the prefill rate that the picker assumes until it has learned the real rate. A change applies only
+    to models that the picker has not seen yet."""
+
+
+class PrefixHashSettings(Strict, frozen=True):
+    """Settings of the rule `prefix-hash`: consistent hashing of a prompt's beginning, with bounded loads."""
+
+    size_bytes: Annotated[int, Meta(ge=16, le=1_048_576)] = 1024
+    """Prompts whose first bytes are equal go to the same endpoint. This is the number of bytes. It is rounded
+    down to whole chunks, but to one chunk at least."""
+    max_load_ratio: Annotated[float, Meta(ge=1, le=100)] = 1.25
+    """If an endpoint has more requests in flight than this many times the mean, its new requests go to the
+    next endpoint."""
+    min_in_flight: Annotated[int, Meta(ge=1, le=100_000)] = 4
+    """An endpoint with fewer requests in flight than this keeps all prompts that are assigned to it, whatever
+    the mean is."""
+
+
+class Chunks(Strict, frozen=True):
+    """A prompt is cut into chunks before hashing. A change of their sizes empties the prefix table, because
+    old hashes no longer match.
+    """
+
+    size_bytes: Annotated[int, Meta(ge=16, le=65536)] = 256
+    """Size of a chunk at the start of a prompt, in bytes of UTF-8."""
+    later_size_bytes: Annotated[int, Meta(ge=16, le=65536)] = 1024
+    """Size of the later chunks of a prompt, in bytes of UTF-8. They may be larger, since precision matters
+    less there."""
+    later_from_bytes: Annotated[int, Meta(ge=0, le=2**30)] = 16384
+    """Position in the prompt, in bytes, from which the larger chunks (`laterSizeBytes`) are used."""
+
+
+class Table(Strict, frozen=True):
+    """The prefix table: an approximate copy of what the prefix caches of the servers hold."""
+
+    max_entries: Annotated[int, Meta(ge=1000, le=10**8)] = 1_000_000
+    """Largest number of entries in the table. Each pair of a server and a chunk is one entry. An entry takes
+    about 10 bytes of memory with long prompts, and 450 bytes with prompts of one chunk."""
+    default_capacity_tokens: Annotated[int, Meta(ge=0, le=10**9)] = 200_000
+    """Cache size in tokens that the picker assumes for a server whose metrics do not state it."""
+    bytes_per_token: Annotated[float, Meta(gt=0.1, le=64)] = 4.0
+    """Bytes of prompt text for each token, until the picker has learned this number. A change applies only to
+    models that the picker has not seen yet."""
+
+
+class Scrape(Strict, frozen=True):
+    """The picker reads the metrics pages of the servers. No pick waits for a scrape."""
+
+    path: Annotated[str, Meta(pattern="^/", max_length=256)] = "/metrics"
+    """Path of the metrics page."""
+    interval_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 0.5
+    """Time from one scrape of an endpoint to the next, varied at random by a tenth. The picker reads at most
+    200 pages a second, so a larger fleet is read less often: but no server less often for this reason than
+    each second, or twice within `staleAfterSeconds`."""
+    idle_interval_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 4.0
+    """Time from one scrape to the next of an idle endpoint: no request runs or waits there, and the picker
+    has none in flight there. Within a second of sending a request there, the picker scrapes the endpoint at
+    `intervalSeconds` again. A value below `intervalSeconds` has no effect."""
+    timeout_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 1.0
+    """A scrape that takes longer than this counts as failed."""
+    stale_after_seconds: Annotated[float, Meta(ge=0.1, le=600)] = 5.0
+    """The picker ignores metrics older than this and counts only the requests that it sent itself."""
+    failures_to_eject: Annotated[int, Meta(ge=1, le=100)] = 3
+    """After this many failed scrapes in a row an endpoint gets no more requests."""
+
+
+class Sampling(Strict, frozen=True):
+    """For a share of the requests the data plane streams the answer to the picker too. The picker learns from
+    these answers.
+    """
+
+    share: Ratio = 0.01
+    """Share of the requests whose answers are sampled. All other answers never pass through the picker."""
+
+
+class Disaggregation(Strict, frozen=True):
+    """Prefill and decode on different servers (P/D). It takes effect where endpoints have the role `prefill`
+    or `both`.
+    """
+
+    min_uncached_tokens: Annotated[int, Meta(ge=0, le=10**9)] = 256
+    """If fewer tokens of a prompt than this are uncached on the chosen endpoint, this endpoint computes the
+    prompt itself. Otherwise the smaller cost decides."""
+    kv_bytes_per_token: Annotated[float, Meta(gt=0, le=10**9)] = 131_072.0
+    """Size of the KV cache of one token, in bytes: 2 x layers x KV heads x head size x bytes of one number.
+    The default fits an 8B model with 32 layers, 8 KV heads of size 128, and 16-bit numbers."""
+    transfer_bytes_per_second: Annotated[float, Meta(gt=0, le=10**15)] = 1e10
+    """Rate, in bytes per second, at which KV cache is copied from the prefill endpoint to the endpoint that
+    answers. The default is 80 Gbit/s."""
+    overhead_seconds: Annotated[float, Meta(ge=0, le=60)] = 0.01
+    """Fixed cost of using a prefill endpoint, in seconds, for prompts of any length: one more request, and
+    the setup of the transfer."""
+
 
 API_VERSION: Final = "prefix-gateway.dev/v1alpha1"
 KIND: Final = "PrefixRoutingPolicy"

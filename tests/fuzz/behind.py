@@ -9,8 +9,7 @@ import msgspec
 
 from epp.base.errors import PickError
 from epp.base.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
-from epp.config.policy import DEFAULT_POLICY
-from epp.config.routing import Table
+from epp.config.policy import DEFAULT_POLICY, Table
 from epp.picker.decision import Question
 from epp.picker.picker import Picker
 

@@ -19,8 +19,7 @@ from aiohttp import web
 
 from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.listening import Listen
-from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
-from epp.config.routing import Sampling
+from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
 from epp.picker.picker import Picker
 from epp.protocol.asking import StreamSettings
 from epp.serve.envoy import files

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
-from epp.config.routing import Scrape
+from epp.config.policy import Scrape
 from epp.sources.keep import Sources
 from epp.sources.scraping.scraper import Scraper
 from tests.harness.listening import accepting

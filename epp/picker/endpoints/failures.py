@@ -29,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 
 from epp.base.types import EndpointMetrics
-from epp.config.routing import FailureSettings as Settings
+from epp.config.policy import FailureSettings as Settings
 from epp.picker.endpoints.answers import LATELY_S, MOST_ENDS, Answers, counts_answers
 from epp.picker.endpoints.endpoint_state import PAGE_AGE_S, Account, EndpointState
 from epp.picker.endpoints.marks import LONGEST_TRIALS, STEP, Form, Mark, Probe, Proof, Verdict

@@ -19,8 +19,7 @@ from typing import TypeVar
 import numpy as np
 from msgspec import Struct
 
-from epp.config.policy import PolicySpec
-from epp.config.routing import Cost
+from epp.config.policy import Cost, PolicySpec
 from epp.picker.scheduling.schedule import MOST, Choice, Rule, Weighed, equals_apart, fewest
 from epp.picker.scheduling.snapshot import MOST_KEPT, Floats, SentPick
 

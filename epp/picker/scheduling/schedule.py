@@ -25,8 +25,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from epp.base.errors import SaturatedError
-from epp.config.policy import PolicySpec
-from epp.config.routing import Gain, LoadSettings
+from epp.config.policy import Gain, LoadSettings, PolicySpec
 from epp.picker.scheduling.snapshot import (
     Bools,
     Floats,

@@ -23,7 +23,7 @@ from random import Random
 from typing import Final
 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
-from epp.config.routing import Scrape
+from epp.config.policy import Scrape
 from epp.sources.keep import Keep
 from epp.sources.scraping.metrics_page import MetricsError, PageReader
 from epp.sources.scraping.page_client import NoPageError, PageClient, in_words

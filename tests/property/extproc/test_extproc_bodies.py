@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from epp.config.routing import LoadSettings
+from epp.config.policy import LoadSettings
 from epp.protocol.asking import StreamSettings
 from epp.protocol.http_events import Body, BodyRoom, Refuse, RequestBody, RequestHeaders
 from epp.protocol.stream import HttpStream

@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.base.types import Address, Endpoint, EndpointName
-from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
-from epp.config.routing import Sampling
+from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
 from epp.picker.picker import Picker
 from epp.protocol.asking import StreamContext, StreamSettings
 from epp.protocol.codec import encode

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from epp.base.types import ChunkHash, EndpointName
-from epp.config.policy import PolicySpec
-from epp.config.routing import Chunks, Table
+from epp.config.policy import Chunks, PolicySpec, Table
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.reported import UNDER_WAY_S
 from epp.picker.prefix_index.secret import HashSecret

@@ -17,8 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from epp.base.errors import NoEndpointError, SaturatedError
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
-from epp.config.policy import PolicySpec, RuleName
-from epp.config.routing import Chunks, LoadSettings, Lora, Sampling, Table
+from epp.config.policy import Chunks, LoadSettings, Lora, PolicySpec, RuleName, Sampling, Table
 from epp.picker.decision import Outcome, Question
 from epp.picker.events import Pick
 from epp.picker.picker import Picker

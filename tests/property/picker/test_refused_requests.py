@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
-from epp.config.policy import PolicySpec
-from epp.config.routing import Chunks, Lora, Table
+from epp.config.policy import Chunks, Lora, PolicySpec, Table
 from epp.observe.misses.finding import Misses
 from epp.picker.decision import Outcome, Question
 from epp.picker.events import Pick

@@ -56,7 +56,7 @@ METRIC: list[Edit] = [
 ]
 FIELD: list[Edit] = [
     (
-        "epp/config/routing.py",
+        "epp/config/policy.py",
         "class Gain(Strict, frozen=True):\n",
         'class Gain(Strict, frozen=True):\n    new_share: Ratio = 0.5\n    """A share."""\n',
     ),

@@ -15,8 +15,7 @@ from functools import partial
 from typing import Final, get_args
 
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
-from epp.config.policy import DEFAULT_POLICY, PolicySpec, RuleName
-from epp.config.routing import FailureSettings
+from epp.config.policy import DEFAULT_POLICY, FailureSettings, PolicySpec, RuleName
 from epp.picker.decision import Outcome, Question
 from epp.picker.endpoints.marks import Probe, Verdict
 from epp.picker.events import Pick

@@ -13,8 +13,7 @@ from epp.base.types import (
     ModelCard,
     ModelList,
 )
-from epp.config.policy import PolicySpec
-from epp.config.routing import Sampling, Table
+from epp.config.policy import PolicySpec, Sampling, Table
 from epp.picker.decision import Outcome, Question
 from epp.request.response import ResponseFeedback
 from tests.unit.picker.picker_questions import (

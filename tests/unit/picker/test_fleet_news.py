@@ -7,8 +7,7 @@ import pytest
 
 from epp.base.types import Address, EndpointMetrics, EndpointName, ModelCard, ModelList
 from epp.config.flow import Flow
-from epp.config.policy import PolicySpec
-from epp.config.routing import FailureSettings
+from epp.config.policy import FailureSettings, PolicySpec
 from epp.picker.events import Cut, Pick, PickerEvent
 from epp.picker.gate import NO_CLAIM, Gate
 from epp.picker.picker import Picker

@@ -7,8 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from epp.base.types import ApiKind, EndpointMetrics, EndpointName, InferenceRequest
-from epp.config.policy import PolicySpec, RuleName
-from epp.config.routing import FailureSettings, Sampling
+from epp.config.policy import FailureSettings, PolicySpec, RuleName, Sampling
 from epp.picker import kept_state
 from epp.picker.decision import Question
 from epp.picker.endpoints.marks import Form, Verdict

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from epp.base.types import Address, Endpoint, EndpointName
-from epp.config.policy import PolicySpec
-from epp.config.routing import Table
+from epp.config.policy import PolicySpec, Table
 from epp.observe.misses.finding import Misses
 from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics

@@ -18,8 +18,7 @@ from epp.base.types import (
     ModelCard,
     ModelList,
 )
-from epp.config.policy import PolicySpec, RuleName
-from epp.config.routing import LoadSettings
+from epp.config.policy import LoadSettings, PolicySpec, RuleName
 from epp.picker.decision import Question
 from epp.picker.events import (
     Answered,

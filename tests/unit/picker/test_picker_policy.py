@@ -6,8 +6,17 @@ import pytest
 from msgspec.structs import replace
 
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
-from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
-from epp.config.routing import Chunks, LoadSettings, Sampling, Table
+from epp.config.policy import (
+    API_VERSION,
+    KIND,
+    Chunks,
+    LoadSettings,
+    Metadata,
+    Policy,
+    PolicySpec,
+    Sampling,
+    Table,
+)
 from epp.observe.telemetry.decisions import DecisionRing, as_json, encode
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import PickerStatus

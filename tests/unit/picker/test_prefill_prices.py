@@ -7,8 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from epp.base.types import Address, Endpoint, EndpointName, Role
-from epp.config.policy import PolicySpec
-from epp.config.routing import Cost, Disaggregation, LoadSettings
+from epp.config.policy import Cost, Disaggregation, LoadSettings, PolicySpec
 from epp.picker.decision import Prefill
 from epp.picker.prefilling import computed_elsewhere
 from epp.picker.scheduling.schedule import Choice

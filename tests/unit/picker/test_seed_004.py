@@ -16,8 +16,7 @@ from bench.routing.bench import Run, Setting, simulate
 from bench.routing.catalog import BY_NAME
 from bench.routing.rows import Row
 from epp.base.types import EndpointMetrics, EndpointName
-from epp.config.policy import PolicySpec, RuleName
-from epp.config.routing import Chunks, Gain, Table
+from epp.config.policy import Chunks, Gain, PolicySpec, RuleName, Table
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.server_caches import hash_chain

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from epp.config.policy import RuleName
-from epp.config.routing import FailureSettings
+from epp.config.policy import FailureSettings, RuleName
 from tests.unit.picker.sick_servers import RULES, SICK, Traffic, begins, hang, lacks_x, refuses
 
 pytestmark = pytest.mark.slow

@@ -3,8 +3,7 @@
 import pytest
 
 from epp.base.types import ApiKind, EndpointMetrics, EndpointName, InferenceRequest
-from epp.config.policy import PolicySpec
-from epp.config.routing import Sampling
+from epp.config.policy import PolicySpec, Sampling
 from epp.picker.decision import Question
 from epp.picker.endpoints.marks import Verdict
 from epp.picker.events import Pick

@@ -8,7 +8,7 @@ from typing import Any
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from epp.config.flow import Flow
-from epp.config.routing import Cost
+from epp.config.policy import Cost
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.protocol.asking import StreamSettings

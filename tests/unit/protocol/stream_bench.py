@@ -7,8 +7,7 @@ import random
 from collections.abc import Sequence
 
 from epp.base.types import Address, Endpoint, EndpointName
-from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
-from epp.config.routing import Sampling
+from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
 from epp.picker.picker import Picker
 from epp.protocol.asking import StreamContext, StreamSettings
 from epp.protocol.http_events import (

@@ -9,8 +9,7 @@ from envoy.data.accesslog.v3.accesslog_pb2 import HTTPAccessLogEntry
 from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 
 from epp.base.types import Address, Endpoint, EndpointName
-from epp.config.policy import DEFAULT_POLICY
-from epp.config.routing import Sampling
+from epp.config.policy import DEFAULT_POLICY, Sampling
 from epp.picker.events import Cut, PickerEvent
 from epp.picker.picker import Picker
 from epp.protocol.access_log import MOST_ENTRIES, MOST_MESSAGE_BYTES, AccessLog

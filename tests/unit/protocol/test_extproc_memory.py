@@ -14,7 +14,7 @@ import pytest
 
 from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.flow import WaitingSettings
-from epp.config.routing import Sampling
+from epp.config.policy import Sampling
 from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import PickerStatus

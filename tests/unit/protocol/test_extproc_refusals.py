@@ -5,7 +5,7 @@ import json
 import pytest
 
 from epp.base.types import EndpointName, ModelCard, ModelList
-from epp.config.routing import Cost, LoadSettings
+from epp.config.policy import Cost, LoadSettings
 from epp.protocol.asking import StreamSettings
 from epp.protocol.codec import encode
 from epp.protocol.http_events import (

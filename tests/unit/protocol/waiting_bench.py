@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from epp.config.flow import Flow
-from epp.config.routing import Cost
+from epp.config.policy import Cost
 from epp.picker.gate import Gate
 from epp.picker.phases import Phase
 from epp.protocol.asking import StreamContext, StreamSettings

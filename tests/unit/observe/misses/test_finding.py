@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from epp.base.types import EndpointMetrics, EndpointName, InferenceRequest
-from epp.config.policy import PolicySpec
-from epp.config.routing import Gain, Table
+from epp.config.policy import Gain, PolicySpec, Table
 from epp.observe.misses.finding import Misses
 from epp.picker.events import Proved
 from epp.picker.picker import Picker

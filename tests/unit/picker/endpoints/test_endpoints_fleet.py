@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from epp.base.errors import NoEndpointError
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest, Role
-from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Metadata, Policy, PolicySpec
-from epp.config.routing import Chunks
+from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Chunks, Metadata, Policy, PolicySpec
 from epp.picker.decision import Question
 from epp.picker.endpoints.backlog import Booking
 from epp.picker.endpoints.endpoint_state import EndpointState

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from epp.base.types import Endpoint, EndpointMetrics, EndpointName
-from epp.config.policy import PolicySpec
-from epp.config.routing import FailureSettings
+from epp.config.policy import FailureSettings, PolicySpec
 from epp.picker.endpoints.answers import Answers, Seen
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.marks import Form

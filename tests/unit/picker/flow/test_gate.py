@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from epp.base.errors import PickError
 from epp.base.types import ApiKind, InferenceRequest
 from epp.config.flow import Flow, WaitingSettings
-from epp.config.policy import PolicySpec
-from epp.config.routing import Cost
+from epp.config.policy import Cost, PolicySpec
 from epp.picker.decision import DIRECT, Question
 from epp.picker.events import Pick
 from epp.picker.flow.control import Forecast

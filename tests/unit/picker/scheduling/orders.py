@@ -4,8 +4,7 @@ import random
 from collections import Counter
 from typing import Any
 
-from epp.config.policy import PolicySpec, RuleName
-from epp.config.routing import Cost, Lora
+from epp.config.policy import Cost, Lora, PolicySpec, RuleName
 from epp.picker.scheduling.rules import RULES
 from epp.picker.scheduling.schedule import Rule
 from tests.unit.picker.scheduling.snapshots import SeenEndpoint, weighed

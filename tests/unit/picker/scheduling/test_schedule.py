@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from epp.base.types import Address, Endpoint, EndpointName, Role
-from epp.config.policy import PolicySpec, RuleName
-from epp.config.routing import LoadSettings, Lora
+from epp.config.policy import LoadSettings, Lora, PolicySpec, RuleName
 from epp.picker.scheduling.candidates import ShownCandidates
 from epp.picker.scheduling.least_cost import LeastCost
 from epp.picker.scheduling.rules import RULES

@@ -4,8 +4,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from epp.config.policy import DEFAULT_POLICY, Policy
-from epp.config.routing import Chunks
+from epp.config.policy import DEFAULT_POLICY, Chunks, Policy
 from epp.sources.sharing.batches import Kept, MalformedBatchError, SharedOver, decode_batch
 from epp.sources.sharing.redis_link import SIGNATURE_BYTES, Seal
 from tests.unit.picker.picker_questions import text

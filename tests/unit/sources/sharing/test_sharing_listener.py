@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
-from epp.config.policy import PolicySpec
-from epp.config.routing import Table
+from epp.config.policy import PolicySpec, Table
 from epp.sources.sharing.batches import MalformedBatchError, SharedBegan, decode_batch, encode
 from tests.unit.picker.picker_questions import policy_of, text
 from tests.unit.sources.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet, two
