@@ -35,7 +35,7 @@ from epp.config.flow import Flow
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.picker.events import Pick
 from epp.picker.gate import FlowClaim, Gate
-from epp.tools.replay.trace import WARM_UP_SHARE, quantile, tpot_s, ttft_s
+from epp.tools.replay.simulate import WARM_UP_SHARE, quantile, tpot_s, ttft_s
 from model_server.sim.fleet import WAITS, Fleet, Outcome
 from model_server.sim.request import Record, SimRequest
 

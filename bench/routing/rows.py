@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from epp.tools.replay.trace import WARM_UP_SHARE, quantile, tpot_s, ttft_s
+from epp.tools.replay.simulate import WARM_UP_SHARE, quantile, tpot_s, ttft_s
 from model_server.sim.fleet import Outcome
 from model_server.sim.request import Record
 

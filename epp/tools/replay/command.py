@@ -16,8 +16,7 @@ import msgspec
 from epp.base.errors import ConfigError
 from epp.config.policy import DEFAULT_POLICY, Policy, RuleName, load_policy
 from epp.tools.replay.reading import read
-from epp.tools.replay.simulate import ReplaySetting, fleet_of, run
-from epp.tools.replay.trace import Figures, ReplayError, Trace
+from epp.tools.replay.simulate import Figures, ReplayError, ReplaySetting, Trace, fleet_of, run
 
 RECORDED: Final = "as recorded"
 _MOST_SERVERS: Final = 12

@@ -21,7 +21,7 @@ from epp.base.types import unpack_hashes
 from epp.config.policy import Policy
 from epp.observe.recording import VERSION, Opening, RecordedRequest, Servers, decode
 from epp.picker.prefix_index.table import ChunkSchedule
-from epp.tools.replay.trace import (
+from epp.tools.replay.simulate import (
     UNSTATED,
     WARM_UP_SHARE,
     Figures,

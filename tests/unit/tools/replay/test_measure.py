@@ -2,7 +2,7 @@
 
 import pytest
 
-from epp.tools.replay.trace import quantile, tpot_s, ttft_s
+from epp.tools.replay.simulate import quantile, tpot_s, ttft_s
 from model_server.sim.prompts import Segment
 from model_server.sim.request import Record, SimRequest
 

@@ -13,8 +13,7 @@ from epp.picker.events import Ended, PickerEvent
 from epp.serve import cli
 from epp.tools.replay.picker_router import PickerRouter
 from epp.tools.replay.reading import read
-from epp.tools.replay.simulate import ReplaySetting, fleet_of, run
-from epp.tools.replay.trace import RecordedServer, ReplayError, Trace
+from epp.tools.replay.simulate import RecordedServer, ReplayError, ReplaySetting, Trace, fleet_of, run
 from model_server.sim.prompts import Segment
 from model_server.sim.request import SimRequest
 from tests.unit.picker.picker_questions import a_picker, ask, endpoints, text
