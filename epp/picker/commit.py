@@ -22,9 +22,8 @@ from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.failures import is_fault
 from epp.picker.endpoints.marks import Form, Proof
 from epp.picker.endpoints.prefill_rate import MOST_SLOWNESS
-from epp.picker.events import Answered, Began, Ended, Moved, Pick, PrefillBegan
+from epp.picker.events import BEGUN, FOLLOWS, OVER, Answered, Began, Ended, Moved, Phase, Pick, PrefillBegan
 from epp.picker.fleet_news import FleetNews
-from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
 from epp.picker.prefilling import Prefilling
 from epp.picker.scheduling.schedule import Choice
 from epp.picker.scheduling.snapshot import SentPick

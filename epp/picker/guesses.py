@@ -25,8 +25,7 @@ from epp.base.types import ChunkHash, EndpointMetrics, EndpointName
 from epp.picker.endpoints.backlog import Booking
 from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, PAGE_AGE_S, EndpointState
 from epp.picker.endpoints.fleet import Fleet
-from epp.picker.events import Guess, GuessedEntries, Listener, Pick, PickerEvent, PrefillJob, Proved
-from epp.picker.phases import Phase
+from epp.picker.events import Guess, GuessedEntries, Listener, Phase, Pick, PickerEvent, PrefillJob, Proved
 from epp.picker.prefix_index.table import NOTHING, Mirror, PrefixTable, Recorded, Run
 from epp.picker.prefix_index.upkeep import disown
 from epp.picker.scheduling.schedule import Rule

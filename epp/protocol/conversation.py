@@ -19,9 +19,8 @@ from typing import Final
 
 from epp.config.flow import Flow
 from epp.config.policy import Policy
-from epp.picker.events import ProtocolFault
+from epp.picker.events import Phase, ProtocolFault
 from epp.picker.gate import Gate
-from epp.picker.phases import Phase
 from epp.picker.picker import Picker
 from epp.protocol.asking import StreamContext, StreamSettings, bounded_trace, request_names
 from epp.protocol.calls import Caller, Handler

@@ -1,7 +1,7 @@
 """The state machine of one HTTP request, as the data plane reports it. The state machine takes events and
 returns actions. It knows no gRPC and no clock, and never waits.
 
-Owns the phase of the request until the pick (`phases` has the table), the order of answers in each processing
+Owns the phase of the request until the pick (`FOLLOWS` has the table), the order of answers in each processing
 mode (`BodyMode` says when the pick is made in each), and the release of the pick.
 
 If a data plane does not state its mode, it is taken to use full duplex, as the endpoint picker protocol asks.
@@ -26,9 +26,8 @@ from epp.base.errors import BlockedPathError, BodyTooLargeError, PickError
 from epp.base.types import InferenceRequest
 from epp.config.dialects import WAIT_SHARE
 from epp.picker.decision import Outcome
-from epp.picker.events import Pick, ProtocolFault, Refused
+from epp.picker.events import BEGUN, FOLLOWS, OVER, Phase, Pick, ProtocolFault, Refused
 from epp.picker.gate import Gate, WaitingRequest
-from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
 from epp.picker.unserved import UnservedRequest
 from epp.protocol.answers import answer_to_headers, model_list, reader_of, refused
 from epp.protocol.asking import (

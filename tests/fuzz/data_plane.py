@@ -8,8 +8,7 @@ from typing import Any
 
 from epp.config.listening import Listen
 from epp.config.policy import PolicySpec
-from epp.picker.events import Began, Ended, PickerEvent
-from epp.picker.phases import OVER
+from epp.picker.events import OVER, Began, Ended, PickerEvent
 from epp.protocol.access_log import AccessLog
 from epp.protocol.asking import StreamContext, StreamSettings, request_names
 from epp.protocol.codec import decode, encode

@@ -26,6 +26,7 @@ from epp.picker.events import (
     Hangs,
     MadeState,
     Moved,
+    Phase,
     Pick,
     PickerEvent,
     PrefillBegan,
@@ -34,7 +35,6 @@ from epp.picker.events import (
     Proved,
     Restarted,
 )
-from epp.picker.phases import Phase
 from epp.picker.picker import Picker
 from epp.sources.sharing import batches
 from epp.sources.sharing.batches import (

@@ -3,7 +3,7 @@
 import pytest
 
 from epp.picker.commit import enter
-from epp.picker.phases import OVER, Phase
+from epp.picker.events import OVER, Phase
 from epp.protocol.http_events import RequestBody, ResponseHeaders
 from tests.unit.observe.telemetry.records import pick
 from tests.unit.protocol.stream_bench import BODY, BUFFERED, OK, Bench, head, run, through

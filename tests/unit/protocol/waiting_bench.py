@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from epp.config.flow import Flow
 from epp.config.policy import Cost
+from epp.picker.events import Phase
 from epp.picker.gate import Gate
-from epp.picker.phases import Phase
 from epp.protocol.asking import StreamContext, StreamSettings
 from epp.protocol.http_events import Action, Modes, RequestBody
 from epp.protocol.stream import HttpStream

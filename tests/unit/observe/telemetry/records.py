@@ -7,8 +7,7 @@ from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import PickerStatus, SharingStatus
 from epp.picker.decision import Candidate, Decision, Question
-from epp.picker.events import Answered, Began, Ended, Pick
-from epp.picker.phases import Phase
+from epp.picker.events import Answered, Began, Ended, Phase, Pick
 
 HERE = Address("10.0.0.1", 8000)
 THERE = Address("fd00::2", 8000)
