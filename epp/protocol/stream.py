@@ -1,8 +1,8 @@
 """The state machine of one HTTP request, as the data plane reports it. The state machine takes events and
 returns actions. It knows no gRPC and no clock, and never waits.
 
-Owns the phase of the request until the pick (`FOLLOWS` has the table), the order of answers in each processing
-mode (`BodyMode` says when the pick is made in each), and the release of the pick.
+Owns the phase of the request until the pick (`FOLLOWS` has the table), the order of answers in each
+processing mode (`BodyMode` says when the pick is made in each), and the release of the pick.
 
 If a data plane does not state its mode, it is taken to use full duplex, as the endpoint picker protocol asks.
 Harmless events in a wrong order are accepted and reported to the picker's listeners. All other

@@ -19,9 +19,8 @@ from epp.config.settings import Config
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.tracing import start as tracing
 from epp.request.rewriting import Rewrites
-from epp.sources.files.certificate import CertificateWatch
 from epp.sources.files.endpoints_file import Listed, load_endpoints
-from epp.sources.files.watch import FileWatcher
+from epp.sources.files.watch import CertificateWatch, FileWatcher
 from epp.sources.kube.api import require
 from epp.sources.sharing import service as sharing
 

@@ -20,7 +20,7 @@ from epp.config.dialects import WAIT_SHARE
 from epp.config.policy import Policy
 from epp.config.settings import Config
 from epp.serve.parts import hash_secret
-from epp.sources.files.certificate import check_tls, files_of, to_do
+from epp.sources.files.watch import check_tls, files_of, to_do
 from epp.sources.scraping.api_key import ApiKey
 
 _LONGEST_SOCKET_BYTES: Final = 107

@@ -17,8 +17,15 @@ from typing import Final
 
 from epp.base.types import EndpointName
 from epp.picker.prefix_index.reported import ExactModelStatus, ExactServerStatus, KvReport, ModelState
-from epp.sources.kvevents.block_hashes import ALGORITHMS, BlockHasher, BlockName
-from epp.sources.kvevents.decoding import Cleared, MalformedEventError, Stored, decode
+from epp.sources.kvevents.decoding import (
+    ALGORITHMS,
+    BlockHasher,
+    BlockName,
+    Cleared,
+    MalformedEventError,
+    Stored,
+    decode,
+)
 from epp.sources.kvevents.knowledge import Knowledge
 from epp.sources.kvevents.mapping import Language, UnmappedError, map_prompt
 from epp.sources.kvevents.routed_prompts import RoutedPrompt

@@ -24,8 +24,7 @@ from typing import Final, Generic, TypeVar
 
 from epp.base.types import ChunkHash, EndpointName
 from epp.picker.prefix_index.reported import KvReport, LookupReport, LossReport
-from epp.sources.kvevents.block_hashes import BlockName
-from epp.sources.kvevents.decoding import TIERS, Cleared, Event, Removed, Stored
+from epp.sources.kvevents.decoding import TIERS, BlockName, Cleared, Event, Removed, Stored
 
 _BITS: Final = 10
 """Bits of each tier's count. With usual counts the integer is small, and Python shares small integers."""

@@ -24,7 +24,7 @@ from epp.base.types import ApiKind, InferenceRequest
 from epp.request import canonical
 from epp.request.client_names import is_digest
 from epp.request.jsontext import decode
-from epp.sources.kvevents.block_hashes import BlockHasher
+from epp.sources.kvevents.decoding import BlockHasher
 from epp.sources.kvevents.knowledge import MappedPrompt
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
 

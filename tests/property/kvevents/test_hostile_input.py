@@ -14,7 +14,7 @@ from epp.base.types import EndpointName
 from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.server_caches import hash_chain
 from epp.request.parse import parse_request
-from epp.sources.kvevents.block_hashes import BlockHasher
+from epp.sources.kvevents.decoding import BlockHasher
 from epp.sources.kvevents.exact import Exact, ModelSettings
 from epp.sources.kvevents.language import FolderLanguage
 from epp.sources.kvevents.routed_prompts import RoutedPrompt

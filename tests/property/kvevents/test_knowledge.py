@@ -18,8 +18,7 @@ from epp.picker.prefix_index.reported import UNDER_WAY_S
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.upkeep import add_endpoint
 from epp.picker.server_caches import ServerCaches, hash_chain
-from epp.sources.kvevents.block_hashes import BlockName
-from epp.sources.kvevents.decoding import TIERS, Cleared, Removed, Stored
+from epp.sources.kvevents.decoding import TIERS, BlockName, Cleared, Removed, Stored
 from epp.sources.kvevents.knowledge import Knowledge, MappedPrompt
 
 CHUNK, BLOCK = 16, 6

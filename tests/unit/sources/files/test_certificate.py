@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from epp.base.errors import ConfigError
-from epp.sources.files.certificate import CertificateWatch, check_tls
+from epp.sources.files.watch import CertificateWatch, check_tls
 from tests.harness.certificate import CERTIFICATE, write_tls
 
 IN_2026 = datetime(2026, 1, 1, tzinfo=UTC).timestamp()

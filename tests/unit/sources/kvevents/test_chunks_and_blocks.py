@@ -4,8 +4,7 @@ import random
 from collections.abc import Sequence
 
 from epp.base.types import ChunkHash, EndpointName
-from epp.sources.kvevents.block_hashes import BlockName
-from epp.sources.kvevents.decoding import Cleared, Removed, Stored
+from epp.sources.kvevents.decoding import BlockName, Cleared, Removed, Stored
 from epp.sources.kvevents.knowledge import ByBlock, ChunkTree, Knowledge, MappedPrompt, Node
 from tests.harness.steps import steps
 

@@ -13,7 +13,7 @@ from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.prefix_index.upkeep import add_endpoint
 from epp.picker.server_caches import ServerCaches, hash_chain
-from epp.sources.kvevents.block_hashes import Algorithm, BlockHasher
+from epp.sources.kvevents.decoding import Algorithm, BlockHasher
 from epp.sources.kvevents.exact import Exact, ModelSettings
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
 from epp.sources.kvevents.sequence import Forget

@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from epp.sources.kvevents.block_hashes import ALGORITHMS, Algorithm, BlockHasher
-from epp.sources.kvevents.decoding import Stored, decode
+from epp.sources.kvevents.decoding import ALGORITHMS, Algorithm, BlockHasher, Stored, decode
 from tests.contract.recordings import read_kv_events
 from tests.contract.vllm_block_hashes import block_hashes, event_hash
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from epp.sources.kvevents.block_hashes import BlockHasher
+from epp.sources.kvevents.decoding import BlockHasher
 from epp.sources.kvevents.language import FolderLanguage
 from epp.sources.kvevents.mapping import Language, Text, UnmappedError, align, map_prompt, read_conversation
 from epp.sources.kvevents.routed_prompts import RoutedPrompt

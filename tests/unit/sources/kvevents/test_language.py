@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from epp.base.errors import ConfigError
-from epp.sources.kvevents.block_hashes import BlockHasher
+from epp.sources.kvevents.decoding import BlockHasher
 from epp.sources.kvevents.language import FolderLanguage
 from epp.sources.kvevents.mapping import UnmappedError, map_prompt
 from tests.unit.sources.kvevents.a_language import write_language
