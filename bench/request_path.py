@@ -31,7 +31,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from bench.bench_path import answer_of, messages_of, picker_of_pods
 from bench.dataplane.load import Prompts
-from epp.config.listening import Listen
+from epp.config.sections import Listen
 from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import PickerStatus

@@ -19,8 +19,8 @@ from typing import Any
 
 from epp.base.errors import ConfigError
 from epp.base.types import Endpoint
-from epp.config.kubernetes import Kubernetes
 from epp.config.policy import DEFAULT_POLICY, Policy
+from epp.config.sections import Kubernetes
 from epp.config.settings import Config
 from epp.observe.misses.finding import Explaining
 from epp.observe.recording import Tap

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from epp.base.errors import ConfigError
-from epp.config.listening import Listen, Tls
+from epp.config.sections import Listen, Tls
 from epp.protocol.calls import Service
 from epp.transport.accepting import Acceptor
 from epp.transport.http2.frames import Limits

@@ -17,7 +17,7 @@ from typing import Final
 import grpc
 
 from epp.base.errors import ConfigError
-from epp.config.listening import Listen
+from epp.config.sections import Listen
 from epp.protocol.calls import Handler, Service
 from epp.protocol.header_names import TRACEPARENT
 from epp.transport.http2.messages import OK, Reply

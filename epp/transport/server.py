@@ -16,7 +16,7 @@ from functools import partial
 from math import inf
 from typing import Final, Protocol
 
-from epp.config.listening import Listen
+from epp.config.sections import Listen
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.protocol import access_log

@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from epp.config.kubernetes import Kubernetes
 from epp.config.policy import API_VERSION
+from epp.config.sections import Kubernetes
 from epp.sources.kube.api import Api, ApiError
 from epp.sources.kube.objects import PLURAL
 from tests.cluster_env.control_plane import ControlPlane

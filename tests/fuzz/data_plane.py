@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from epp.config.listening import Listen
 from epp.config.policy import PolicySpec
+from epp.config.sections import Listen
 from epp.picker.events import OVER, Began, Ended, PickerEvent
 from epp.protocol.access_log import AccessLog
 from epp.protocol.asking import StreamContext, StreamSettings, request_names

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from epp.config.listening import Tls
+from epp.config.sections import Tls
 
 CERTIFICATE: Final = """\
 -----BEGIN CERTIFICATE-----

@@ -15,8 +15,8 @@ from typing import Any, Final
 import yaml
 from aiohttp import web
 
-from epp.config.kubernetes import Kubernetes
 from epp.config.policy import API_VERSION, KIND
+from epp.config.sections import Kubernetes
 from epp.sources.kube.api import Api, ApiError
 from epp.sources.kube.objects import PLURAL
 from tests.cluster_env.control_plane import ControlPlane

@@ -18,8 +18,8 @@ import pytest_asyncio
 from aiohttp import web
 
 from epp.base.types import Address, Endpoint, EndpointName
-from epp.config.listening import Listen
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
+from epp.config.sections import Listen
 from epp.picker.picker import Picker
 from epp.protocol.asking import StreamSettings
 from epp.serve.envoy import files

@@ -18,8 +18,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.base.errors import ConfigError
 from epp.base.types import Address, Endpoint, EndpointName
-from epp.config.listening import Listen, Tls
 from epp.config.policy import DEFAULT_POLICY
+from epp.config.sections import Listen, Tls
 from epp.picker.picker import Picker
 from epp.protocol.asking import StreamSettings
 from epp.protocol.conversation import SERVICE

@@ -11,8 +11,8 @@ from typing import Final
 
 import pytest
 
-from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
+from epp.config.sections import Listen
 from epp.picker.picker import Picker
 from epp.protocol.asking import StreamSettings
 from epp.transport.server import ExtProcServer

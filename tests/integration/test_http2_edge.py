@@ -11,7 +11,7 @@ import grpc
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from epp.config.listening import Listen
+from epp.config.sections import Listen
 from epp.transport import http2_server
 from epp.transport import peer as peer_module
 from epp.transport.http2.frames import Code, Kind, Setting, settings

@@ -12,7 +12,7 @@ import pytest_asyncio
 import yaml
 from aiohttp import web
 
-from epp.config.kubernetes import Kubernetes
+from epp.config.sections import Kubernetes
 from epp.sources.kube.api import Api, ApiError
 from tests.harness.listening import serving
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from epp.base.types import EndpointMetrics
-from epp.config.listening import Listen
+from epp.config.sections import Listen
 from epp.protocol.asking import StreamSettings
 from epp.transport.http2.frames import Kind
 from epp.transport.peer import Peer

@@ -22,7 +22,7 @@ from typing import Any, Final
 import xxhash
 
 from epp.base.types import Endpoint
-from epp.config.listening import Tls
+from epp.config.sections import Tls
 from epp.config.settings import Config
 
 Message = dict[str, Any]

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from epp.base.errors import ConfigError
-from epp.config.listening import Tls
+from epp.config.sections import Tls
 
 _log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ import msgspec
 import yaml
 
 from epp.base.errors import ConfigError
-from epp.config.kubernetes import Kubernetes
+from epp.config.sections import Kubernetes
 from epp.sources.kube.objects import Failure
 
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")

@@ -16,8 +16,8 @@ from random import Random
 from typing import Any, Final
 
 from epp.base.types import Endpoint
-from epp.config.kubernetes import Kubernetes
 from epp.config.policy import Policy
+from epp.config.sections import Kubernetes
 from epp.request.rewriting import Rewrites
 from epp.sources.keep import Keep
 from epp.sources.kube import llmd

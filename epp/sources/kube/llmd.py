@@ -20,7 +20,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Final, Generic, get_args
 
-from epp.config.kubernetes import LlmdGroup
+from epp.config.sections import LlmdGroup
 from epp.request.client_names import MAX_NAME_CHARS
 from epp.request.rewriting import Rewrite, Rewrites, RewriteTarget
 from epp.sources.kube.objects import ClaimStatus, ModelRewrite, Objective

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 from epp.base.errors import ConfigError
 from epp.base.types import METRICS_PLACE, ROLES, Address, Endpoint, EndpointName, Role
-from epp.config.kubernetes import Kubernetes
+from epp.config.sections import Kubernetes
 from epp.request.client_names import MAX_NAME_CHARS
 from epp.sources.kube.objects import Pod, Pool
 from epp.sources.kube.reflector import Access, ListSource, Reflector

@@ -11,7 +11,7 @@ from typing import Final
 
 from epp.base.errors import ConfigError
 from epp.base.types import Endpoint
-from epp.config.exact import ExactMode
+from epp.config.sections import ExactMode
 from epp.picker.picker import Picker
 from epp.sources.kvevents.exact import Exact, ModelSettings
 from epp.sources.kvevents.routed_prompts import RoutedPrompts

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from epp.base.errors import ConfigError
-from epp.config.listening import Admin, Listen
 from epp.config.named_files import read_file, read_secret
 from epp.config.policy import PolicySpec
+from epp.config.sections import Admin, Listen
 from epp.config.settings import Config, load_config
 from epp.config.sharing import RedisTarget
 from tests.reference.schema import definitions

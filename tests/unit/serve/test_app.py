@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from epp.base.errors import ConfigError
-from epp.config.envoy import Envoy
-from epp.config.listening import Admin, Listen
+from epp.config.sections import Admin, Envoy, Listen
 from epp.config.settings import Config, Log
 from epp.serve.app import App
 from tests.harness.ports import free_ports

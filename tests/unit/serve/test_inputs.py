@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from epp.base.errors import ConfigError
-from epp.config.kubernetes import Kubernetes
 from epp.config.policy import DEFAULT_POLICY, Policy
+from epp.config.sections import Kubernetes
 from epp.config.settings import Config, load_config
 from epp.observe.telemetry.metrics import Metrics
 from epp.serve.inputs import load_inputs, watchers

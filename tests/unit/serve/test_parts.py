@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from epp.base.errors import ConfigError
-from epp.config.envoy import Envoy
-from epp.config.listening import Listen
+from epp.config.sections import Envoy, Listen
 from epp.config.settings import Config
 from epp.config.sharing import Redis, Sharing
 from epp.picker.prefix_index.secret import derived

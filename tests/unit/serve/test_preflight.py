@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from epp.config.dialects import WAIT_SHARE
-from epp.config.envoy import Envoy
 from epp.config.flow import Flow
 from epp.config.policy import DEFAULT_POLICY, PolicySpec
+from epp.config.sections import Envoy
 from epp.config.settings import Config
 from epp.serve.cli import main
 from epp.serve.preflight import contradictions

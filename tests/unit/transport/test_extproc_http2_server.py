@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from epp.base.types import Address
-from epp.config.listening import Listen
+from epp.config.sections import Listen
 from epp.protocol.calls import Handler
 from epp.transport.http2.frames import Limits
 from epp.transport.http2_server import Http2Server, max_peers

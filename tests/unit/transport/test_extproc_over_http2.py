@@ -8,7 +8,7 @@ from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from grpc_health.v1 import health_pb2
 from hpack import Decoder
 
-from epp.config.listening import Listen
+from epp.config.sections import Listen
 from epp.protocol.access_log import METHOD as LOG
 from epp.protocol.access_log import MOST_CALLS
 from epp.protocol.asking import StreamSettings

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
+from epp.config.sections import Listen
 from epp.picker.picker import Picker
 from epp.protocol.asking import StreamSettings
 from epp.protocol.conversation import Conversation

@@ -4,8 +4,7 @@ from typing import Any
 
 import msgspec
 
-from epp.config.envoy import Envoy
-from epp.config.listening import Listen
+from epp.config.sections import Envoy, Listen
 from epp.config.settings import Config
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from epp.base.types import SERVER_HEADERS
-from epp.config.envoy import EnvoyTracing
+from epp.config.sections import EnvoyTracing
 from epp.config.settings import Config
 from tests.harness.envoy import bootstrap_document, cluster, connection_manager
 from tests.unit.serve.envoy.configs import a_config

@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from epp.base.errors import ConfigError
-from epp.config.envoy import Envoy, EnvoyTracing
-from epp.config.listening import Listen, Tls
+from epp.config.sections import Envoy, EnvoyTracing, Listen, Tls
 from epp.config.settings import Config
 from epp.serve.envoy import files
 from epp.serve.envoy.bootstrap import bootstrap

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.base.types import Address, Endpoint, EndpointName, Role
-from epp.config.listening import Listen, Tls
+from epp.config.sections import Listen, Tls
 from epp.serve.envoy import files
 from epp.serve.envoy.files import render_endpoints, write_endpoints, write_if_changed
 from tests.unit.serve.envoy.configs import a_config

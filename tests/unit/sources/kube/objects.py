@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from epp.config.kubernetes import LlmdGroup
 from epp.config.policy import API_VERSION, KIND
+from epp.config.sections import LlmdGroup
 from epp.sources.kube.llmd import ModelRewrites, rewrites_in
 from epp.sources.kube.objects import Condition, ModelRewrite, Pod, PolicyObject, Pool
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from epp.base.errors import ConfigError
-from epp.config.kubernetes import Kubernetes
+from epp.config.sections import Kubernetes
 from epp.sources.kube.api import ApiError, lines_of, namespace_of, read, require
 from epp.sources.kube.objects import Pool
 

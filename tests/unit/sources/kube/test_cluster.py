@@ -13,8 +13,8 @@ import yaml
 from aiohttp import web
 
 from epp.base.types import Endpoint
-from epp.config.kubernetes import Kubernetes
 from epp.config.policy import DEFAULT_POLICY, Metadata, Policy
+from epp.config.sections import Kubernetes
 from epp.request.rewriting import Rewrites
 from epp.sources.keep import Sources
 from epp.sources.kube.cluster import Cluster, Hooks

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from epp.base.types import ApiKind, InferenceRequest
-from epp.config.kubernetes import LlmdGroup
+from epp.config.sections import LlmdGroup
 from epp.request.rewriting import Rewrites
 from epp.sources.kube.llmd import (
     GROUPS,

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from epp.base.types import Endpoint
-from epp.config.kubernetes import Kubernetes
+from epp.config.sections import Kubernetes
 from epp.sources.keep import Sources
 from epp.sources.kube.api import Api, ApiError, Query
 from epp.sources.kube.objects import Pod, Pool
