@@ -58,6 +58,7 @@ OF_PODS: Final[dict[str, Any]] = {
     "nodeSelector": {"disk": "ssd"},
     "tolerations": [{"key": "gpu", "operator": "Exists"}],
     "affinity": {"podAntiAffinity": {}},
+    "runtimeClassName": "nvidia",
     "priorityClassName": "system-node-critical",
     "topologySpreadConstraints": [
         {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
@@ -107,7 +108,6 @@ TAKEN_BACK: Final[dict[str, tuple[Path, dict[str, Any]]]] = {
             },
             "loraSync": {"enabled": True},
             "vllm": {"huggingFaceSecret": "token", "cache": {"claimName": "models"}},
-            "runtimeClassName": "nvidia",
             "initContainers": [{"name": "load", "image": "loader"}],
             "extraEnv": ENV,
             "networkPolicy": {"from": [{"podSelector": {}}]},

@@ -150,7 +150,7 @@ def test_a_route_removes_headers_that_servers_obey(helm: Helm) -> None:
 
 
 def test_tracing_reaches_picker_and_envoy_and_is_absent_while_off(helm: Helm, tmp_path: Path) -> None:
-    off = helm.render(GATEWAY, {})
+    off = helm.render(GATEWAY, {"picker": {"extraEnv": None}})
     assert config_of(off, tmp_path).tracing is False
     assert "OTEL_" not in json.dumps(off)
     values = {

@@ -63,10 +63,8 @@ def test_keda_follows_pools_saturation_in_place_of_autoscaler_of_its_own(helm: H
     assert trigger["metricType"] == "Value"
     assert trigger["metadata"]["threshold"] == "0.5"
     assert trigger["metadata"]["ignoreNullValues"] == "false", "a lost Prometheus must remove no server"
-    assert (
-        trigger["metadata"]["query"]
-        == f'max(avg_over_time(epp_pool_saturation{{namespace="{NAMESPACE}"}}[1m]))'
-    )
+    series = f'epp_pool_saturation{{namespace="{NAMESPACE}"}}'
+    assert trigger["metadata"]["query"] == f"max(avg_over_time({series}[1m]) and {series})"
     assert "epp_pool_saturation" in {spec.name for spec in catalog.METRICS}
     behavior = scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 600

@@ -77,6 +77,8 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
         ({"service": {"nodePort": 30080}}, "service.nodePort: means something with"),
         (behind() | {"service": {"type": "NodePort", "nodePort": 30080}}, "remove service.nodePort"),
         ({"sharing": None}, "missing property 'sharing'"),
+        ({"models": None}, "write --reset-then-reuse-values instead"),
+        ({"monitoring": {"onePage": True}}, "monitoring.onePage: was removed"),
         ({"config": {"envoy": None}}, "/config/envoy': got null"),
         ({"picker": {"extraEnv": [{"name": "A", "value": 5}]}}, "/picker/extraEnv/0/value"),
         (
@@ -338,12 +340,14 @@ def test_labels_annotations_and_priority_reach_every_pod_of_the_gateway(helm: He
             "podLabels": {"team": "ml", "sidecar.istio.io/inject": "true"},
             "podAnnotations": {"sidecar.istio.io/inject": "true", "linkerd.io/inject": "enabled", "a": "b"},
             "priorityClassName": "high",
+            "runtimeClassName": "gvisor",
             "tolerations": [{"operator": "Exists"}],
             "loadTest": {"enabled": True, "image": {"repository": "r/load"}},
         },
     )
     deployments = [each for each in objects if each["kind"] == "Deployment"]
     assert len(deployments) == 2
+    assert pod_of(objects)["runtimeClassName"] == "gvisor"
     for each in (*deployments, of_kind(objects, "Job"), of_kind(objects, "Pod")):
         template = each["spec"].get("template", each)
         labels, annotations = template["metadata"]["labels"], template["metadata"]["annotations"]

@@ -2,6 +2,7 @@
 The picker's configuration: the fields that this chart computes, overridden by `config` of the values.
 */}}
 {{- define "gateway.config" -}}
+{{- include "gateway.check" . }}
 {{- $own := include "gateway.ownEnvoy" . }}
 {{- $bind := .Values.bindAddress }}
 {{- $kubernetes := dict "pool" (include "gateway.pool" .) }}

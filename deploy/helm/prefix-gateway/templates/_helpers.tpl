@@ -169,6 +169,7 @@ capabilities: {drop: [ALL]}
 {{/* Values of earlier releases, and what to write instead. The schema lets them through, so that this message is seen. */}}
 {{- define "gateway.removed" -}}
 crd: the CRD is of the cluster and of no release; remove `crd`, and apply deploy/crds once (docs/kubernetes.md)
+monitoring.onePage: the live page shows the requests of the picker that serves it; remove it
 config.envoy.blockedPaths: write config.blockedPaths, or name single paths in config.allowedPaths
 config.kubernetes.status: every replica writes statuses, without a Lease, live numbers and Events; remove it
 rbac.aggregate: the ClusterRoles are of the cluster and of no release; remove it, and apply deploy/crds once (docs/kubernetes.md)
@@ -177,6 +178,9 @@ rbac.aggregate: the ClusterRoles are of the cluster and of no release; remove it
 {{/* Refuses values that a schema cannot refuse. */}}
 {{- define "gateway.check" -}}
 {{- $config := .Values.config | default dict }}
+{{- if not .Values.models }}
+{{- fail "models: is missing, as in the values of 0.1.0, which `helm upgrade --reuse-values` keeps; write --reset-then-reuse-values instead" }}
+{{- end }}
 {{- range $path, $instead := include "gateway.removed" . | fromYaml }}
 {{- $at := $.Values }}
 {{- range splitList "." $path }}{{ $at = ternary (get (default dict $at) .) nil (and (kindIs "map" $at) (hasKey (default dict $at) .)) }}{{ end }}

@@ -15,7 +15,7 @@
   {{- end }}
   args: [--config, /etc/prefix-gateway/config/config.yaml]
   {{- $tracing := include "gateway.tracingEnv" . | fromYamlArray }}
-  {{- with concat $tracing .Values.picker.extraEnv }}
+  {{- with concat $tracing (.Values.picker.extraEnv | default list) }}
   env: {{- toYaml . | nindent 4 }}
   {{- end }}
   ports:
