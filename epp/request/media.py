@@ -30,6 +30,7 @@ MOST_TOKENS: Final = 16_384
 _SHOWN: Final = re.compile(rb"^$|image|audio|video|document|file")  # others, as tool_reference, are texts
 _SQUARE: Final = 28
 _DATA: Final = re.compile(rb';base64,|"data"\s*:\s*"')
+_TEXT: Final = re.compile(rb'"media_type"\s*:\s*"text/|data:text/')  # of a document or file
 _SEARCHED_BYTES: Final = 512
 _HEADER_BYTES: Final = 32
 _MOST_SEGMENTS: Final = 12
@@ -38,9 +39,11 @@ _MOST_SEGMENTS: Final = 12
 def media_tokens(part: Raw, *, kind: bytes, measured: bool) -> Guess:
     """Return the guess for a part of a content. kind: its type. measured: by its header, if it has one."""
     view = memoryview(part)
-    found = _DATA.search(bytes(view[:_SEARCHED_BYTES])) if measured else None
+    start = bytes(view[:_SEARCHED_BYTES])
+    text = measured and _TEXT.search(start + bytes(view[-_SEARCHED_BYTES:]))
+    found = _DATA.search(start) if measured and not text else None
     if found is None:
-        return UNKNOWN if _SHOWN.search(kind) else (1 + len(view) // 4, False)
+        return UNKNOWN if _SHOWN.search(kind) and not text else (1 + len(view) // 4, False)
     data = view[found.end() :]
     head, size = _decoded(data, 0, _HEADER_BYTES), len(data) * 3 // 4
     if b"audio" in kind:

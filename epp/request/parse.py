@@ -23,35 +23,8 @@ from msgspec import Raw
 
 from epp.base.errors import BadRequestError
 from epp.base.types import ApiKind, InferenceRequest
-from epp.request import _jsontext, canonical
-from epp.request.api_fields import (
-    BESIDE_MESSAGES,
-    DECODE_API_FIELDS,
-    DECODE_CHAT,
-    DECODE_COMPLETIONS,
-    DECODE_EMBEDDINGS,
-    DECODE_GENERATE,
-    DECODE_MESSAGES,
-    DECODE_NAMED,
-    DECODE_OTHER,
-    DECODE_RESPONSES,
-    SHAPING_CHAT,
-    SHAPING_COMPLETIONS,
-    AnyBody,
-    ApiFields,
-    Chat,
-)
-from epp.request.canonical import (
-    PART,
-    Piece,
-    Prompts,
-    UnfollowedError,
-    content_parts,
-    present,
-    read_prompts,
-    render_items,
-    render_messages,
-)
+from epp.request import _jsontext, api_fields, canonical
+from epp.request.canonical import PART, Piece, Prompts, UnfollowedError, present
 from epp.request.client_names import MAX_NAME_CHARS, bounded_name, is_form, model_in_form
 from epp.request.jsontext import (
     MOST_BYTES,
@@ -135,7 +108,7 @@ def plain_chat(body: Body) -> InferenceRequest | None:
     if len(rest) > SMALL_BYTES and too_costly(rest):
         return None
     try:
-        return _chat(DECODE_CHAT.decode(rest), [prompt])
+        return _chat(api_fields.DECODE_CHAT.decode(rest), [prompt])
     except (msgspec.DecodeError, OverflowError, UnicodeDecodeError, RecursionError, UnfollowedError):
         return None
 
@@ -166,13 +139,13 @@ def _api(path: str) -> tuple[ApiKind, _Parse | None]:
 
 def _parse_pathless(body: Body) -> InferenceRequest:
     try:
-        parse = _api_of_fields(DECODE_API_FIELDS.decode(body))
+        parse = _api_of_fields(api_fields.DECODE_API_FIELDS.decode(body))
         return _parse_other(body) if parse is None else parse(body)
     except (msgspec.DecodeError, OverflowError, UnicodeDecodeError, RecursionError, UnfollowedError):
         return _parse_other(body)
 
 
-def _api_of_fields(present: ApiFields) -> _Parse | None:
+def _api_of_fields(present: api_fields.ApiFields) -> _Parse | None:
     """Return the parser of the API that the fields show. If two APIs have these fields, return one whose
     canonical prompts are the same, so that prefixes are found for both.
     """
@@ -213,7 +186,7 @@ def _parse_other(body: Body, *, kind: ApiKind = ApiKind.OTHER) -> InferenceReque
         model = bounded_name(bytes(body[slice(*place)]).decode("utf-8", "replace")) if place else ""
     else:
         try:
-            asked = DECODE_OTHER.decode(body)
+            asked = api_fields.DECODE_OTHER.decode(body)
             model, named = name_in(asked.model) or "", id_in_body(asked.input_file_id)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             model = ""  # Uploads and other JSON are routed by load.
@@ -250,23 +223,23 @@ def id_in_body(*values: Raw) -> str:
     for value in values:
         if name := name_in(value):
             return name
-        if first_byte(value) == _BRACE and (name := name_in(DECODE_NAMED.decode(value).id)):
+        if first_byte(value) == _BRACE and (name := name_in(api_fields.DECODE_NAMED.decode(value).id)):
             return name
     return ""
 
 
 def _parse_chat(body: Body) -> InferenceRequest:
-    chat = DECODE_CHAT.decode(body)
+    chat = api_fields.DECODE_CHAT.decode(body)
     messages: list[Piece] = []
     media: list[Guess] = []
-    render_messages(messages, chat.messages, media=media, thinks=False)
+    canonical.render_messages(messages, chat.messages, media=media, thinks=False)
     return _chat(chat, messages, media)
 
 
-def _chat(chat: Chat, messages: list[Piece], media: Sequence[Guess] = ()) -> InferenceRequest:
+def _chat(chat: api_fields.Chat, messages: list[Piece], media: Sequence[Guess] = ()) -> InferenceRequest:
     sections, shaped = messages, False
-    if BESIDE_MESSAGES(chat) != _NO_FIELDS:
-        shaped = any(map(present, SHAPING_CHAT(chat)))
+    if api_fields.BESIDE_MESSAGES(chat) != _NO_FIELDS:
+        shaped = any(map(present, api_fields.SHAPING_CHAT(chat)))
         sections = []
         if present(chat.chat_template):
             sections += (canonical.label(b"template"), canonical.digest(chat.chat_template))
@@ -278,17 +251,17 @@ def _chat(chat: Chat, messages: list[Piece], media: Sequence[Guess] = ()) -> Inf
 
 
 def _parse_messages(body: Body) -> InferenceRequest:
-    asked = DECODE_MESSAGES.decode(body)
+    asked = api_fields.DECODE_MESSAGES.decode(body)
     media: list[Guess] = []
     sections = canonical.raw_section(b"tools", asked.tools)
-    if system := PART.join(content_parts(asked.system, media=media, system=True)):
+    if system := PART.join(canonical.content_parts(asked.system, media=media, system=True)):
         sections += (canonical.heading(b"system"), system)
-    render_messages(sections, asked.messages, media=media, thinks=True)
+    canonical.render_messages(sections, asked.messages, media=media, thinks=True)
     return _request(ApiKind.MESSAGES, asked, sections, media, max_tokens=asked.max_tokens)
 
 
 def _parse_responses(body: Body) -> InferenceRequest:
-    asked = DECODE_RESPONSES.decode(body)
+    asked = api_fields.DECODE_RESPONSES.decode(body)
     sections: list[Piece] = []
     media: list[Guess] = []
     previous = text_bytes(asked.previous_response_id)
@@ -303,7 +276,7 @@ def _parse_responses(body: Body) -> InferenceRequest:
     if first_byte(asked.input) == _QUOTE:
         sections += (canonical.heading(b"user"), text_bytes(asked.input) or b"")
     else:
-        render_items(sections, asked.input, media=media)
+        canonical.render_items(sections, asked.input, media=media)
     return msgspec.structs.replace(
         _request(ApiKind.RESPONSES, asked, sections, media, max_tokens=asked.max_output_tokens),
         names_state=id_in_body(asked.previous_response_id, asked.conversation),
@@ -312,29 +285,29 @@ def _parse_responses(body: Body) -> InferenceRequest:
 
 
 def _parse_completions(body: Body) -> InferenceRequest:
-    asked = DECODE_COMPLETIONS.decode(body)
-    prompts, embeds = read_prompts(asked.prompt), list[Guess]()
+    asked = api_fields.DECODE_COMPLETIONS.decode(body)
+    prompts, embeds = canonical.read_prompts(asked.prompt), list[Guess]()
     if not present(asked.prompt) and present(asked.prompt_embeds):
         prompts = Prompts(canonical.label(b"embeds") + canonical.digest(asked.prompt_embeds))
         embeds.append((1 + len(memoryview(asked.prompt_embeds)) // _EMBEDDING_CHARS, False))
-    shaped = any(map(present, SHAPING_COMPLETIONS(asked)))
+    shaped = any(map(present, api_fields.SHAPING_COMPLETIONS(asked)))
     return _request(ApiKind.COMPLETIONS, asked, prompts, embeds, max_tokens=asked.max_tokens, shaped=shaped)
 
 
 def _parse_embeddings(body: Body) -> InferenceRequest:
-    asked = DECODE_EMBEDDINGS.decode(body)
+    asked = api_fields.DECODE_EMBEDDINGS.decode(body)
     if present(asked.input):
-        return _request(ApiKind.EMBEDDINGS, asked, read_prompts(asked.input))
+        return _request(ApiKind.EMBEDDINGS, asked, canonical.read_prompts(asked.input))
     sections: list[Piece] = []
     media: list[Guess] = []
-    render_messages(sections, asked.messages, media=media, thinks=False)
+    canonical.render_messages(sections, asked.messages, media=media, thinks=False)
     return _request(ApiKind.EMBEDDINGS, asked, sections, media)
 
 
 def _parse_generate(body: Body) -> InferenceRequest:
-    asked = DECODE_GENERATE.decode(body)
+    asked = api_fields.DECODE_GENERATE.decode(body)
     fields = (asked.prompt, asked.text, asked.inputs, asked.input_ids, asked.token_ids)
-    return _request(ApiKind.OTHER, asked, read_prompts(next(filter(present, fields), NO_RAW)))
+    return _request(ApiKind.OTHER, asked, canonical.read_prompts(next(filter(present, fields), NO_RAW)))
 
 
 _APIS: tuple[tuple[str, ApiKind, _Parse | None], ...] = (
@@ -342,6 +315,7 @@ _APIS: tuple[tuple[str, ApiKind, _Parse | None], ...] = (
     ("/v1/completions", ApiKind.COMPLETIONS, _parse_completions),
     ("/v1/messages", ApiKind.MESSAGES, _parse_messages),
     ("/v1/responses", ApiKind.RESPONSES, _parse_responses),
+    ("/v1/responses/compact", ApiKind.RESPONSES, _parse_responses),
     ("/v1/embeddings", ApiKind.EMBEDDINGS, _parse_embeddings),
     ("/generate", ApiKind.OTHER, _parse_generate),
     ("/generate_stream", ApiKind.OTHER, _parse_generate),
@@ -360,7 +334,7 @@ _OTHER: Final = (ApiKind.OTHER, None)
 
 def _request(
     kind: ApiKind,
-    body: AnyBody,
+    body: api_fields.AnyBody,
     prompts: Prompts | list[Piece],
     media: Sequence[Guess] = (),
     *,

@@ -1,7 +1,8 @@
 """Reads the answer to a sampled request while it streams through the picker: the time of the first token and
 the reported usage.
 
-It understands server-sent events and plain JSON of each API, and skips compressed bodies and other types.
+It understands server-sent events and plain JSON of each API, and skips other types and compressed bodies. Of
+gzip it reads the beginning, for the id of what the server made.
 Nothing that a server sends makes it raise an error. Its memory is bounded by MAX_EVENT_BYTES of one event.
 The same bytes give the same feedback in whatever pieces they come, except for the time, which is that of the
 piece in which the first event with generated text was complete. Time comes in as an argument.
@@ -16,6 +17,7 @@ Called by the ext_proc state machine for the sampled share of requests.
 from __future__ import annotations
 
 import re
+import zlib
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -91,6 +93,8 @@ become floats."""
 
 _FRONT: Final = re.compile(rb'\s*\{(?:[^{}]{0,99}"response"\s*:\s*\{)?\s*"id"\s*:\s*"([^"\\]{1,999})"')
 """The id in front of an answer, or of the response in an event."""
+_UNPACKED_BYTES: Final = 65_536
+"""What is read of a compressed answer."""
 _DECODER = msgspec.json.Decoder(float_hook=bool)
 """Floats stay undecoded: they are not used, and some take microseconds to decode."""
 
@@ -113,12 +117,15 @@ class ResponseFeedback:
 class ResponseReader:
     def __init__(self, *, kind: ApiKind, content_type: str, content_encoding: str) -> None:
         media_type = content_type.partition(";")[0].strip().lower()
-        plain = content_encoding.strip().lower() in ("", "identity") and kind is not ApiKind.OTHER
+        encoding, makes = content_encoding.strip().lower(), kind in (ApiKind.RESPONSES, ApiKind.QUERY)
+        plain = (encoding in ("", "identity") and kind is not ApiKind.OTHER) or (encoding == "gzip" and makes)
         is_json = media_type == "application/json" or media_type.endswith("+json")
         events = EventSplitter(max_event_bytes=MAX_EVENT_BYTES)
         self._kind = kind
         self._events = events if plain and media_type == "text/event-stream" else None
         self._json = bytearray() if plain and is_json else None
+        self._packed = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
+        self._room = _UNPACKED_BYTES
         self._generated = False
         self._finished = False
         """Whether the answer says why it ends, though perhaps without a token."""
@@ -132,6 +139,7 @@ class ResponseReader:
         """The id of what the server made. None: it was taken."""
 
     def feed(self, piece: bytes, *, now: float) -> None:
+        piece = self._unpacked(piece)
         if self._events is not None:
             for data in self._events.feed(piece):
                 self._on_event(data)
@@ -143,6 +151,16 @@ class ResponseReader:
                 self._note_id({}, self._json)
                 self._json = None
 
+    def _unpacked(self, piece: bytes) -> bytes:
+        if self._packed is None:
+            return piece
+        try:
+            text = self._packed.decompress(piece, self._room) if self._room else b""
+        except zlib.error:
+            text = b""
+        self._room -= len(text)
+        return text
+
     def finish(self) -> ResponseFeedback:
         """Return the result. Call this once, when the answer has ended or was cut off."""
         if self._events is not None:
@@ -150,6 +168,8 @@ class ResponseReader:
                 self._on_event(data)
         elif self._json is not None:
             self._on_json(bytes(self._json))
+        if self._packed is not None:
+            return ResponseFeedback()
         counts = self._usage.get
         prompt_tokens = counts("prompt_tokens", counts("input_tokens"))
         cached_tokens = counts("cached_tokens")
@@ -185,7 +205,8 @@ class ResponseReader:
 
     def check_integrity(self) -> None:
         assert self._events is None or self._json is None
-        assert self._json is None or len(self._json) <= MAX_EVENT_BYTES
+        most = MAX_EVENT_BYTES if self._packed is None else _UNPACKED_BYTES
+        assert self._json is None or len(self._json) <= most
         assert self._first_token_at is None or self._generated
         if self._events is not None:
             self._events.check_integrity()

@@ -35,7 +35,7 @@ _PASSED = (
 NEUTRAL: Mapping[str, tuple[object, ...]] = {"return_mm_kwargs": (False,), "watermarking": (False,)}
 NEUTRAL_IN_MESSAGES: Mapping[str, tuple[object, ...]] = {
     **NEUTRAL,
-    "thinking": ({"type": "disabled"},),
+    "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
     "container": (),
     "mcp_servers": ([],),
 }

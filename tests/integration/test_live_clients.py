@@ -44,7 +44,6 @@ NOT_BY_VLLM = {
     "LangChain's embeddings": "NotFoundError 404",
 }
 """The tiny model takes texts, makes no embeddings, ends no object, and has no parser of calls."""
-NOT_BY_US = {"messages with thinking": "BadRequestError 400"}
 ANSWERED = {
     "completions.create",
     "embeddings.create",
@@ -139,7 +138,7 @@ async def our_gateway(tmp_path: Path) -> AsyncIterator[tuple[str, PickerProcess]
 
 async def test_clients_get_from_the_model_server_what_it_gives(tmp_path: Path) -> None:
     async with our_gateway(tmp_path) as (url, _):
-        assert await refused_cases(url, MODEL, "400000", UNSEEN) == REFUSED | NOT_BY_US
+        assert await refused_cases(url, MODEL, "400000", UNSEEN) == REFUSED
 
 
 async def test_each_call_of_openai_is_answered_or_refused_in_its_shape(tmp_path: Path) -> None:

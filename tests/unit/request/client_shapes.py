@@ -114,6 +114,16 @@ TURNS: Final[dict[str, tuple[str, dict[str, Any], list[Any], list[Any]]]] = {
         [{"role": "system", "content": "You are a web app."}, {"role": "user", "content": [text(ASK)]}],
         [{"role": "assistant", "content": "", "tool_calls": [CALL]}, RESULT],
     ),
+    "an agents SDK of Python": (
+        RESPONSES,
+        {
+            "include": [],
+            "instructions": "You are an agent.",
+            "tools": [{"name": "shell", "parameters": SCHEMA, "strict": True, "type": "function", "description": "Run"}],
+        },
+        [{"content": ASK, "role": "user"}],
+        [{"id": "fc_1", "status": "completed", **ITEM_CALL}, {"call_id": "call_1", "output": "a.py", "type": "function_call_output"}],
+    ),
     "a client of Java": (
         CHAT,
         {"n": 1, "tools": [TOOL], "logit_bias": {}, "stop": None},

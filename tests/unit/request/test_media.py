@@ -78,7 +78,10 @@ def test_a_picture_has_4_to_16384_tokens(side: int, expected: int) -> None:
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,\u00e9=a"}}, UNKNOWN[0]),
         ({"type": "text", "text": "data:image/png;base64,AAAA"}, 0),
         ({"type": "tool_result", "content": 100 * [{"type": "tool_reference", "tool_name": "search"}]}, 1300),
+        ({"type": "tool_result", "content": "text"}, 0),
         ({"type": "web_search_tool_result", "content": "A" * 3951}, 1001),
+        ({"type": "document", "source": {"data": "A" * 3931, "media_type": "text/plain"}}, 1001),
+        ({"type": "input_file", "file_data": "data:text/csv;base64," + "A" * 3942}, 1001),
     ],
 )
 def test_other_media_count_by_their_length_or_as_a_usual_picture(part: dict[str, Any], expected: int) -> None:

@@ -87,11 +87,8 @@ def test_tools_come_first_and_an_empty_list_counts_as_no_tools() -> None:
     with_tools = parse(CHAT, messages=messages, tools=[tool]).prompt
     assert with_tools.endswith(plain)
     assert json.dumps([tool]).encode() in with_tools
-    assert (
-        parse(CHAT, messages=messages, tools=[]).prompt
-        == parse(CHAT, messages=messages, tools=None).prompt
-        == plain
-    )
+    assert parse(CHAT, messages=messages, tools=[]).prompt == plain
+    assert parse(CHAT, messages=messages, tools=None).prompt == plain
 
 
 @pytest.mark.parametrize("field", ["tool_calls", "function_call"])
@@ -116,13 +113,9 @@ def test_the_anthropic_system_prompt_comes_between_tools_and_messages() -> None:
 
 def test_a_responses_string_is_one_user_message_after_the_instructions() -> None:
     as_items = [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]
-    assert (
-        parse(RESPONSES, input="hi", instructions="be kind").prompt == b"\xffsystem\xfebe kind\xffuser\xfehi"
-    )
-    assert (
-        parse(RESPONSES, input=as_items, instructions="be kind").prompt
-        == parse(RESPONSES, input="hi", instructions="be kind").prompt
-    )
+    for asked in ("hi", as_items):
+        read = parse(RESPONSES, input=asked, instructions="be kind").prompt
+        assert read == b"\xffsystem\xfebe kind\xffuser\xfehi"
 
 
 def test_responses_items_other_than_messages_are_distinguished() -> None:
@@ -158,15 +151,8 @@ def test_previous_response_is_an_unknown_prefix_that_nothing_else_matches() -> N
     ("path", "body", "opaque"),
     [
         (CHAT, {"messages": [{"role": "user", "content": "ûÿ \x1c"}], "tools": [{"name": "û"}]}, False),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "u"}]}]}, True),
-        (
-            MESSAGES,
-            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "text"}]}]},
-            False,
-        ),
         (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, True),
         (RESPONSES, {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, False),
-        (RESPONSES, {"input": "x", "previous_response_id": "p"}, True),
         ("/v1/completions", {"prompt": [0xFBFBFB]}, False),
         ("/v1/completions", {"prompt_embeds": "QUJD"}, True),
     ],

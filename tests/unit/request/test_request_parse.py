@@ -37,6 +37,7 @@ def refusal(path: str, body: bytes) -> BadRequestError:
         ("/tenant/a/v1/messages", ApiKind.MESSAGES),
         ("/v1/messages/count_tokens", ApiKind.QUERY),
         ("/v1/responses/resp_1/cancel", ApiKind.QUERY),
+        ("/v1/responses/compact", ApiKind.RESPONSES),
         ("/chat/completions", ApiKind.OTHER),
         ("/tokenize?next=/v1/chat/completions", ApiKind.QUERY),
     ],
@@ -201,9 +202,7 @@ def test_fields_of_routing_are_read() -> None:
         max_tokens=5,
         max_completion_tokens=7,
     )
-    assert request.cache_salt == "tenant"
-    assert request.stream
-    assert request.max_tokens == 7
+    assert (request.cache_salt, request.stream, request.max_tokens) == ("tenant", True, 7)
 
 
 @pytest.mark.parametrize(

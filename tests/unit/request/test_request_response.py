@@ -1,6 +1,8 @@
 """What the picker reads from an answer: first token, usage and errors."""
 
+import gzip
 import json
+import zlib
 from typing import Any
 
 import pytest
@@ -260,6 +262,7 @@ def test_plain_json_over_the_limit_or_cut_is_ignored() -> None:
     ("kind", "content_type", "encoding"),
     [
         (ApiKind.CHAT, SSE, "gzip"),
+        (ApiKind.RESPONSES, SSE, "gzip"),
         (ApiKind.CHAT, SSE, "br, identity"),
         (ApiKind.CHAT, "text/html", ""),
         (ApiKind.CHAT, "", ""),
@@ -270,7 +273,8 @@ def test_plain_json_over_the_limit_or_cut_is_ignored() -> None:
 def test_compressed_and_unknown_answers_teach_nothing(
     kind: ApiKind, content_type: str, encoding: str
 ) -> None:
-    assert read([delta(content="a")], reader(kind, content_type=content_type, encoding=encoding)) == EMPTY
+    for said in (delta(content="a"), gzip.compress(delta(content="a"))):
+        assert read([said], reader(kind, content_type=content_type, encoding=encoding)) == EMPTY
 
 
 def test_an_identity_encoding_counts_as_no_encoding() -> None:
@@ -333,16 +337,19 @@ def test_the_id_of_what_a_server_keeps_is_read_from_a_whole_answer(kind: ApiKind
     small = json.dumps({"id": "resp_1", "output": []})
     many, large = (small.replace("[]", part) for part in ("[{}]" * 30_000, '"' + "a" * MAX_EVENT_BYTES + '"'))
     for answer in (small, many, large, small.replace('{"id"', ' {\n "id"')):
-        reading = reader(kind, content_type="application/json")
-        read([answer[:1].encode(), answer[1:].encode()], reading)
-        assert reading.take_made() == ("" if kind is ApiKind.CHAT else "resp_1")
+        for encoding, sent in (("", answer.encode()), ("gzip", gzip.compress(answer.encode()))):
+            reading = reader(kind, content_type="application/json", encoding=encoding)
+            read([sent[:1], sent[1:]], reading)
+            assert reading.take_made() == ("" if kind is ApiKind.CHAT else "resp_1")
 
 
-def test_the_id_of_a_streamed_response_is_told_at_its_first_event() -> None:
-    for count in (0, 30_000):  # it repeats the tools of the request
+@pytest.mark.parametrize("encoding", ["", "gzip"])
+def test_the_id_of_a_streamed_response_is_told_at_its_first_event(encoding: str) -> None:
+    for count in (0, 12_000):  # it repeats the tools of the request
         event = named("response.created", response={"id": "resp_1", "tools": [{}] * count})
-        reading, told = reader(ApiKind.RESPONSES), []
+        reading, told, packer = reader(ApiKind.RESPONSES, encoding=encoding), [], zlib.compressobj(wbits=31)
         for piece in (named("other", id="x", item={"id": "y"}), event, named("response.completed"), event):
-            reading.feed(piece, now=1.0)
+            packed = packer.compress(piece) + packer.flush(zlib.Z_SYNC_FLUSH)
+            reading.feed(packed if encoding else piece, now=1.0)
             told.append(reading.take_made())
         assert told == ["", "resp_1", "", ""]
