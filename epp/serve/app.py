@@ -43,8 +43,8 @@ from epp.sources.files.endpoints_file import Listed
 from epp.sources.files.watch import FileWatcher
 from epp.sources.keep import Sources
 from epp.sources.kube.cluster import Cluster, Hooks
-from epp.sources.scraping.api_key import ApiKey
 from epp.sources.scraping.model_lists import ModelLists
+from epp.sources.scraping.page_client import ApiKey
 from epp.sources.scraping.probes import Probes
 from epp.sources.scraping.scraper import Scraper
 from epp.sources.sharing import service as sharing

@@ -23,8 +23,8 @@ from epp.serve import preflight, process
 from epp.serve.admin_commands import counts_text, fetch, record, table
 from epp.serve.envoy.bootstrap import bootstrap
 from epp.serve.envoy.files import write_first, write_if_changed
+from epp.serve.process import Supervisor
 from epp.serve.words import WordsParser, completion
-from epp.serve.workers import Supervisor
 
 _DESCRIPTION = """\
 This endpoint picker for Envoy routes each LLM request to the model server that can answer soonest.

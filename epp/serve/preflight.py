@@ -21,7 +21,7 @@ from epp.config.policy import Policy
 from epp.config.settings import Config
 from epp.serve.parts import hash_secret
 from epp.sources.files.watch import check_tls, files_of, to_do
-from epp.sources.scraping.api_key import ApiKey
+from epp.sources.scraping.page_client import ApiKey
 
 _LONGEST_SOCKET_BYTES: Final = 107
 """The longest path that Linux allows for a unix socket."""

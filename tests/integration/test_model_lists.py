@@ -13,8 +13,8 @@ from aiohttp import web
 
 from epp.base.types import Address, Endpoint, EndpointName, ModelList
 from epp.config.settings import Models
-from epp.sources.scraping.api_key import ApiKey
 from epp.sources.scraping.model_lists import ModelLists, soon_s
+from epp.sources.scraping.page_client import ApiKey
 from tests.harness.listening import Handler, serving_path
 from tests.harness.processes import wait_until
 from tests.harness.tasks import running_task

@@ -9,7 +9,7 @@ from epp.base.types import Address, Endpoint, EndpointName
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.marks import Mark, Probe, Verdict
 from epp.picker.endpoints.prefill_rate import ModelRate
-from epp.sources.scraping.api_key import ApiKey
+from epp.sources.scraping.page_client import ApiKey
 from epp.sources.scraping.probes import Probes
 from tests.harness.listening import Handler, serving_path
 from tests.harness.ports import free_port

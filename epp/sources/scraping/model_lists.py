@@ -27,9 +27,8 @@ from msgspec.json import Decoder
 from epp.base.types import Endpoint, EndpointName, ModelCard, ModelList
 from epp.config.settings import Models
 from epp.request.client_names import MAX_NAME_CHARS
-from epp.sources.scraping.api_key import ApiKey
 from epp.sources.scraping.metrics_page import MetricsError
-from epp.sources.scraping.page_client import PageClient, in_words
+from epp.sources.scraping.page_client import ApiKey, PageClient, in_words
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +94,7 @@ class ModelLists:
         before, self._servers = self._servers, {}
         for endpoint in endpoints:
             server = before.get(endpoint.name)
-            if server is None or not _same_process(server.endpoint, endpoint):
+            if server is None or server.endpoint.process != endpoint.process:
                 server = _ListedServer(endpoint, due_at=self._clock())
                 self._answers.pop(endpoint.name, None)
             server.endpoint = endpoint
@@ -176,10 +175,6 @@ def soon_s(servers: int) -> float:
     because it did not answer.
     """
     return max(_SOON_S, servers / _SOON_PER_S)
-
-
-def _same_process(new: Endpoint, old: Endpoint) -> bool:
-    return (new.address, new.incarnation, new.model) == (old.address, old.incarnation, old.model)
 
 
 # -- a server's answer ---------------------------------------------------------------------------------------

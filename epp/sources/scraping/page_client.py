@@ -7,19 +7,21 @@ idle picker's CPU goes to their pages, and a general client takes three times th
 (docs/monitoring.md has the figures).
 
 A server may send anything: the size of an answer is bounded, and every piece of it costs time in proportion
-to its length. `read_answer` reads from a stream of bytes; `PageClient` has the socket. Called by `scraper`,
-`model_lists` and `probes`.
+to its length. `read_answer` reads from a stream of bytes; `PageClient` has the socket; `ApiKey` has the key
+of the model servers. Called by `scraper`, `model_lists` and `probes`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import socket
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -304,3 +306,45 @@ def in_words(error: Exception) -> str:
         whose = "" if isinstance(error, MetricsError) else f"{type(error).__name__}: "
         text = f"{whose}{quoted}{_PLAIN if _TLS_ALERT.search(quoted) else ''}"
     return " ".join(text.split())[:300]
+
+
+# -- the key -------------------------------------------------------------------------------------------------
+
+_log = logging.getLogger(__name__)
+_MOST_KEY_BYTES: Final = 4096
+_KEY: Final = re.compile(rb"[!-~]+")
+
+
+class ApiKey:
+    """The API key of the model servers, in a file. The file is read at each question, so a renewed key is
+    used. Neither the log nor an error shows the key.
+    """
+
+    def __init__(self, path: str) -> None:
+        """path: empty if the servers want no key."""
+        self._path = path
+        self._fault = ""
+
+    def fault(self) -> str:
+        """Return what is wrong with the file. Empty: nothing."""
+        return self._read()[1] if self._path else ""
+
+    def headers(self) -> dict[str, str]:
+        """Return the header of a question, which has the key. Empty: the servers want none, or the file
+        cannot be used.
+        """
+        key, fault = self._read() if self._path else ("", "")
+        if fault and fault != self._fault:
+            _log.error("model servers are asked without a key: models.apiKeyFile: %s", fault)
+        self._fault = fault
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    def _read(self) -> tuple[str, str]:
+        try:
+            with Path(self._path).open("rb") as file:
+                key = file.read(_MOST_KEY_BYTES + 1).strip()
+        except OSError as error:
+            return "", f"{self._path}: {error.strerror}; correct the path"
+        if len(key) > _MOST_KEY_BYTES or not _KEY.fullmatch(key):
+            return "", f"{self._path}: the file has to hold one key of printable ASCII, and nothing else"
+        return key.decode(), ""

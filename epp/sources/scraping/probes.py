@@ -18,9 +18,8 @@ from epp.base.types import ApiKind
 from epp.picker.endpoints.failures import is_fault
 from epp.picker.endpoints.marks import Probe, Verdict
 from epp.request.response import ResponseReader
-from epp.sources.scraping.api_key import ApiKey
 from epp.sources.scraping.metrics_page import MetricsError
-from epp.sources.scraping.page_client import NoPageError, Page, PageClient
+from epp.sources.scraping.page_client import ApiKey, NoPageError, Page, PageClient
 
 _LOOK_S: Final = 0.1
 _CONNECT_S: Final = 1.5
