@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from epp.config.strict import Strict
+from epp.config.reading import Strict
 
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 _Priority = Annotated[int, Meta(ge=-1000, le=1000)]

@@ -15,8 +15,7 @@ from msgspec import Meta
 from epp.base.errors import ConfigError
 from epp.config.dialects import MOST_DESTINATIONS
 from epp.config.flow import Flow
-from epp.config.strict import Ratio, Strict
-from epp.config.yaml_faults import decode, in_words
+from epp.config.reading import Ratio, Strict, decode, in_words
 
 
 class Gain(Strict, frozen=True):

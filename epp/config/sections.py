@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from epp.base.errors import ConfigError
 from epp.base.types import Address
-from epp.config.strict import Strict
+from epp.config.reading import Strict
 
 
 class Tls(Strict, frozen=True):

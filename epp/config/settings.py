@@ -19,10 +19,9 @@ from msgspec import Meta
 from epp.base.errors import ConfigError
 from epp.base.types import Address
 from epp.config.dialects import Dialect, DialectName, dialect_of
+from epp.config.reading import Strict, decode, in_words
 from epp.config.sections import Admin, Envoy, ExactMode, Kubernetes, Listen
 from epp.config.sharing import Sharing
-from epp.config.strict import Strict
-from epp.config.yaml_faults import decode, in_words
 
 BLOCKED_PATHS: Final = (
     "/abort_requests",

@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta
 
 from epp.base.errors import ConfigError
-from epp.config.strict import Strict
+from epp.config.reading import Strict
 
 SIGNING_KEY: Final = "sharing.redis.signingKeyFile"
 _URL: Final = re.compile(r"(?:redis|valkey)(s?)(?:\+(cluster|sentinel))?://([^/@?#]+)(?:/([^@?#]*))?")

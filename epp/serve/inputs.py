@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from epp.base.errors import ConfigError
-from epp.config.named_files import read_file
 from epp.config.policy import DEFAULT_POLICY, Policy, load_policy
+from epp.config.reading import read_file
 from epp.config.sections import Tls
 from epp.config.settings import Config
 from epp.observe.telemetry.metrics import Metrics

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from epp.config.named_files import read_secret
+from epp.config.reading import read_secret
 from epp.config.sections import Listen
 from epp.config.settings import Config
 from epp.config.sharing import SIGNING_KEY

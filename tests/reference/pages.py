@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from epp.config.policy import API_VERSION, KIND, PolicySpec
+from epp.config.reading import Strict
 from epp.config.settings import Config
-from epp.config.strict import Strict
 from epp.observe.telemetry.catalog import GROUPS
 from tests.reference.crd import crd_yaml
 from tests.reference.schema import definitions

@@ -32,7 +32,7 @@ from msgspec import Meta
 
 from epp.base.errors import ConfigError
 from epp.base.types import METRICS_PLACE, ROLES, Address, Endpoint, EndpointName
-from epp.config.yaml_faults import decode, in_words
+from epp.config.reading import decode, in_words
 from epp.request.rewriting import ModelName, Rewrite, Rewrites
 
 _Name = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from epp.base.errors import ConfigError
-from epp.config.named_files import read_file, read_secret
+from epp.config.reading import read_file, read_secret
 from epp.config.sharing import SIGNING_KEY, Redis, Sharing
 from epp.picker.picker import Picker
 from epp.sources.keep import Keep

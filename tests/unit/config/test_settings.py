@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from epp.base.errors import ConfigError
-from epp.config.named_files import read_file, read_secret
 from epp.config.policy import PolicySpec
+from epp.config.reading import read_file, read_secret
 from epp.config.sections import Admin, Listen
 from epp.config.settings import Config, load_config
 from epp.config.sharing import RedisTarget

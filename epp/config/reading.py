@@ -1,5 +1,5 @@
-"""Decodes YAML files into structs. If a file does not fit, the error says in one line what is wrong, for the
-person who wrote the file.
+"""Reads the files of the configuration, and decodes YAML into structs (`Strict` is the base of each section).
+If a file does not fit, the error says in one line what is wrong, for the person who wrote the file.
 
 The readers of the configuration, the policy and the endpoints file call this module, and put the name of the
 file before this line.
@@ -10,14 +10,24 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable
+from pathlib import Path
 from types import UnionType
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import yaml
-from msgspec import inspect
+from msgspec import Meta, inspect
 
 from epp.base.errors import ConfigError
+
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """A frozen struct with fields in camelCase. An unknown field is refused. The text below a field describes
+    it.
+    """
+
 
 _UNKNOWN: Final = re.compile(
     r"^Object contains unknown field `(?P<name>.*?)`(?: - at `\$(?P<path>.*)`)?$", re.DOTALL
@@ -276,3 +286,27 @@ def _fields(node: inspect.Type, *, required: bool = False) -> list[str]:
     if not isinstance(node, inspect.StructType):
         return []
     return [each.encode_name for each in node.fields if each.required or not required]
+
+
+# -- files that the configuration names ----------------------------------------------------------------------
+
+_SHORTEST_SECRET_BYTES: Final = 16
+
+
+def read_file(path: str, *, field: str) -> bytes:
+    """Return the content of a file. Raise ConfigError if the file cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{field}: {path}: {error.strerror}; correct the path") from error
+
+
+def read_secret(path: str, *, field: str) -> bytes:
+    """Return the secret in a file. Raise ConfigError if it cannot be read, or if it is too short."""
+    secret = read_file(path, field=field).strip()
+    if len(secret) < _SHORTEST_SECRET_BYTES:
+        raise ConfigError(
+            f"{field}: {path}: holds {len(secret)} bytes; a secret that nobody can guess needs "
+            f"{_SHORTEST_SECRET_BYTES} or more"
+        )
+    return secret
