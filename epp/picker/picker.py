@@ -31,12 +31,11 @@ from epp.picker.decision import (
 from epp.picker.dry_run import DryRun
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.events import Fatal, MadeState, Pick
-from epp.picker.fatal import FatalRequests
 from epp.picker.fleet_news import FleetNews
 from epp.picker.guesses import Listeners
-from epp.picker.kept_state import KeptState
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.upkeep import evict
+from epp.picker.remembered import FatalRequests, KeptState
 from epp.picker.scheduling.candidates import ShownCandidates
 from epp.picker.scheduling.rules import RULES
 from epp.picker.scheduling.schedule import MOST, Choice, Scheduler

@@ -5,7 +5,7 @@ import pytest
 from epp.base.errors import FatalRequestError
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.prefill_rate import ModelRate
-from epp.picker.fatal import FatalRequests
+from epp.picker.remembered import FatalRequests
 from tests.unit.picker.picker_questions import endpoints
 
 BODY = 77

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from epp.base.types import ApiKind, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import FailureSettings, PolicySpec, RuleName, Sampling
-from epp.picker import kept_state
+from epp.picker import remembered
 from epp.picker.decision import Question
 from epp.picker.endpoints.marks import Form, Verdict
 from epp.picker.picker import Picker
@@ -114,7 +114,7 @@ def test_a_follow_up_finds_its_server_without_time_to_read_it(monkeypatch: pytes
 
 
 def test_ids_are_forgotten_after_a_day_and_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_state, "_MOST", 100)
+    monkeypatch.setattr(remembered, "_MOST_STATES", 100)
     picker = a_picker()
     made = {f"resp_{n}": make(picker, f"resp_{n}", now=1.0) for n in range(101)}
     picker.kept_state.check_integrity()

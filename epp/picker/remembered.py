@@ -1,13 +1,15 @@
-"""Remembers requests that ended the servers that read them, so that they end no more.
+"""Remembers requests that ended the servers that read them, so that they end no more, and which server keeps
+what a request names by an id. Pure: times are monotonic seconds. `picker` owns both objects. Other pickers of
+the pool are told (`sharing`).
 
 The data plane says when it gave up a request because the last server ended the connection after it took the
 request, and how many servers it tried. A request that was alone at these servers has ended them. If others
 were there, it may be any of them, so the request is only suspected. A suspect is sent to one server,
 without a retry. If that server ends too, or if the request was alone in the first place, it is refused for
-some minutes. A good answer clears a suspect.
+some minutes. A good answer clears a suspect. Requests are known by a keyed hash of their body.
 
-Other pickers of the pool are told (`sharing`). Requests are known by a keyed hash of their body. Pure: times
-are monotonic seconds. `picker` owns this object.
+The answer that made a stored response, conversation, file or batch has its id. Ids are known by a keyed hash,
+and forgotten after a day, when there are too many, or when the server has restarted.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from typing import Final
 from msgspec import Struct
 
 from epp.base.errors import FatalRequestError
+from epp.base.types import EndpointName
 from epp.picker.endpoints.endpoint_state import EndpointState
+from epp.picker.endpoints.fleet import Fleet
 
 _REFUSED_S: Final = 300.0
 """How long a request is refused after it has ended two servers."""
@@ -89,3 +93,36 @@ class FatalRequests:
         assert len(self.struck) <= _MOST
         assert 0 not in self.struck
         assert all(known.count > 0 for known in self.struck.values())
+
+
+# -- kept state ----------------------------------------------------------------------------------------------
+
+_STATE_KEPT_S: Final = 86_400.0
+_MOST_STATES: Final = 65_536
+
+
+class KeptState:
+    """Hashes of ids, the longest known first."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, tuple[EndpointName, float]] = {}
+
+    def remember(self, id_hash: int, server: EndpointName, *, now: float) -> None:
+        """Take in that this server has made the object with this id."""
+        self._holders.pop(id_hash, None)
+        self._holders[id_hash] = (server, now)
+        oldest = next(iter(self._holders))
+        if len(self._holders) > _MOST_STATES or now - self._holders[oldest][1] > _STATE_KEPT_S:
+            del self._holders[oldest]
+
+    def holder(self, id_hash: int, fleet: Fleet, *, now: float) -> EndpointState | None:
+        """Return the server that keeps the object. None: not known, another process now, or it hangs."""
+        server, at = self._holders.get(id_hash, (EndpointName(""), now))
+        state = fleet.get(server)
+        if state is None or state.cold_at > at or now - at > _STATE_KEPT_S:
+            return None
+        # Any other server can only answer 404. So a server that fails is asked too, if it answers at all.
+        return None if fleet.failures.proved_to_hang(state) else state
+
+    def check_integrity(self) -> None:
+        assert len(self._holders) <= _MOST_STATES
