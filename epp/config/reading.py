@@ -169,7 +169,8 @@ def in_words(error: Exception, *, of: type[msgspec.Struct], text: str | bytes = 
     if words == _NOTHING:
         return f"is empty; it needs at least {', '.join(_fields(inspect.type_info(of), required=True))}"
     if mark := _MARK.search(words):
-        what = " ".join(_MARK.sub(",", words).split()).replace(",,", ",").rstrip(",")
+        what = _MARK.sub(r", line \1,", _MARK.sub(",", words, count=1))
+        what = " ".join(what.split()).replace(",,", ",").rstrip(",")
         advice = next((f"; {write}" for part, write in _NOT_YAML.items() if part in what), "")
         return f"line {mark[1]}, column {mark[2]}: not YAML: {what}{advice}"
     if at := _AT.search(words):
@@ -182,8 +183,9 @@ def in_words(error: Exception, *, of: type[msgspec.Struct], text: str | bytes = 
 
 def _placed(words: str, path: str, *, text: str | bytes, under: str, field: str = "") -> str:
     line, value = _found_at(text, f"{path}.{field}" if field else path)
-    if words.startswith("expected") and "found" not in words and value:
-        words = f"{words}, found {value[:_MOST_SHOWN_CHARS]}"
+    if words.startswith("expected") and value:
+        shown = f", found {value[:_MOST_SHOWN_CHARS]}"
+        words = words.replace(", found a number", shown) if "found" in words else words + shown
     places = (f"line {line}" if line else "", ".".join(filter(None, (under, path))), words)
     return ": ".join(filter(None, places))
 
@@ -237,7 +239,7 @@ def _instead(words: str, *, of: type[msgspec.Struct]) -> str:
         return f"; write a list, such as {shown}"
     if words.startswith("Expected `object"):
         dash = ", without a dash before them" if "got `array`" in words else ""
-        return f"; write its fields{dash}: {', '.join(_fields(node))}"
+        return f"; write its fields{dash}: {', '.join(_fields(node)) or 'NAME: VALUE'}"
     return next((f"; {advice}" for pattern, advice in _WRITE if pattern.match(words)), "")
 
 
@@ -254,7 +256,8 @@ def _unknown_field(name: str, *, path: str, of: type[msgspec.Struct]) -> str:
     }
     if name in within:
         return f"unknown field `{name}`; put it under `{within[name]}`"
-    meant = difflib.get_close_matches(name, known, n=1)
+    meant = [each for each in known if name.startswith(each) or each.startswith(name)]
+    meant = meant or difflib.get_close_matches(name, known, n=1)
     advice = f"did you mean `{meant[0]}`?" if meant else f"fields are {', '.join(known)}"
     return f"unknown field `{name}`; {advice}"
 

@@ -31,22 +31,10 @@ This endpoint picker for Envoy routes each LLM request to the model server that 
 The picker counts what each server's prefix cache holds, which LoRA adapters the server has loaded,
 and how many prompt tokens it still has to compute.
 """
-_UP = (
-    "Run the picker and Envoy before model servers, without a cluster, until Ctrl-C. Print where the gateway and "
-    "the live page are. Names of servers are looked up again every few seconds."
-)
-_EXPLAIN = (
-    "Ask a running picker why prompt tokens were not in the cache of the server that they were sent to. "
-    "Print the causes and what to change."
-)
-_RECORD = (
-    "Record the requests that a running picker routes, for `epp replay`. A recording holds sizes, times and "
-    "hashes, but no text."
-)
-_REPLAY = (
-    "Run recorded requests through the picker on simulated servers, once for each policy, and compare the "
-    "policies."
-)
+_UP = "Run the picker and Envoy before model servers, without a cluster, until Ctrl-C ends both."
+_EXPLAIN = "Ask a running picker why prompt tokens were not cached where they were sent, and what to change."
+_RECORD = "Record the requests of a running picker for `epp replay`: sizes, times and hashes, but no text."
+_REPLAY = "Run recorded requests through the picker on simulated servers, once for each policy, and compare."
 _EXAMPLES = """\
 the gateway in one command:
   epp up --server 10.0.0.1:8000 --server http://vllm-b:8000
@@ -72,17 +60,18 @@ def command_line() -> WordsParser:
 
     parser.commands = commands.choices
 
-    def add(name: str, text: str) -> argparse.ArgumentParser:
-        return commands.add_parser(name, help=text, description=text)
+    def add(name: str, text: str, example: str) -> argparse.ArgumentParser:
+        shown = f"for example: epp {name} {example}"
+        return commands.add_parser(name, help=text, description=text, epilog=shown)
 
     def add_configured(name: str, text: str) -> argparse.ArgumentParser:
-        command = add(name, text)
+        command = add(name, text, "--config config.yaml")
         command.add_argument(
             "--config", type=Path, required=True, metavar="FILE", help="configuration file (YAML)"
         )
         return command
 
-    _add_up(add("up", _UP))
+    _add_up(add("up", _UP, "--server 10.0.0.1:8000 --server http://vllm-b:8000"))
     serve = add_configured(
         "serve", "Run the picker. On SIGTERM it lets the requests in flight end, then stops."
     )
@@ -102,10 +91,10 @@ def command_line() -> WordsParser:
         metavar="FILE",
         help="write the bootstrap to this file instead of printing it; the file is replaced as a whole or not at all",
     )
-    _add_explain(add("explain", _EXPLAIN))
-    _add_record(add("record", _RECORD))
-    _add_replay(add("replay", _REPLAY))
-    add("completion", "Print a script that completes commands and options: `. <(epp completion)` in bash.")
+    _add_explain(add("explain", _EXPLAIN, "--admin http://127.0.0.1:9090"))
+    _add_record(add("record", _RECORD, "--for 600 monday.rec"))
+    _add_replay(add("replay", _REPLAY, "monday.rec --rule least-cost round-robin"))
+    add("completion", "Print a script that completes commands and options in bash.", "> epp.sh; . ./epp.sh")
     return parser
 
 
@@ -115,23 +104,25 @@ def _add_up(command: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="HOST:PORT",
-        help="model server, by address, name or URL; the port is 8000 if none is named; once for each server",
+        help="model server, by address, name or URL, once for each; the port is 8000 if none is named; names are looked up again every 5 s",
     )
     command.add_argument(
         "--port",
         type=_place,
         default="127.0.0.1:8080",
         metavar="PORT",
-        help="where clients come in: PORT for this machine alone, or IP:PORT, such as 0.0.0.0:8080 (default %(default)s)",
+        help="address of the gateway: PORT for this machine alone, or IP:PORT, such as 0.0.0.0:8080 (default %(default)s)",
     )
     command.add_argument(
         "--page",
         type=_place,
         default="127.0.0.1:9090",
         metavar="PORT",
-        help="where the live page and the metrics are: PORT or IP:PORT (default %(default)s)",
+        help="address of the live page and the metrics: PORT or IP:PORT (default %(default)s)",
     )
-    command.add_argument("--policy", type=Path, metavar="FILE", help="policy file; followed while it runs")
+    command.add_argument(
+        "--policy", type=Path, metavar="FILE", help="policy file; each change of it is put in use"
+    )
     command.add_argument(
         "--tls",
         type=Path,
@@ -140,7 +131,7 @@ def _add_up(command: argparse.ArgumentParser) -> None:
         help="serve clients over TLS with these PEM files",
     )
     command.add_argument(
-        "--write", type=Path, metavar="DIR", help="write the files it uses into DIR, to go on from there"
+        "--write", type=Path, metavar="DIR", help="keep the files of picker and Envoy in DIR, for `epp serve`"
     )
 
 
@@ -217,7 +208,8 @@ def _add_replay(command: argparse.ArgumentParser) -> None:
         nargs="+",
         choices=get_args(RuleName),
         default=[],
-        help="rules to compare; everything else is as in the recorded policy",
+        metavar="RULE",
+        help="rules to compare, each in the recorded policy: %(choices)s",
     )
     command.add_argument(
         "--load",
@@ -282,8 +274,8 @@ def _up(args: argparse.Namespace) -> int:
     from epp.serve import up  # noqa: PLC0415 - see `_serve`
 
     for flag, address in (("--port", args.port), ("--page", args.page)):
-        if up.taken(address):
-            raise ConfigError(f"{flag}: something listens on {address} already; name another port")
+        if why := up.unusable(address):
+            raise ConfigError(f"{flag} {address}: {why}; name another port, on an address of this machine")
     process.raise_file_limit()
     servers = [up.parsed(text) for text in args.server]
     where = {"listen": args.port, "page": args.page, "policy": args.policy, "write": args.write}

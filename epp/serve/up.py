@@ -14,11 +14,13 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import shlex
 import shutil
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -34,6 +36,7 @@ from epp.serve.app import App
 from epp.serve.envoy.bootstrap import bootstrap
 from epp.serve.envoy.files import write_if_changed
 from epp.serve.process import follow_parent
+from epp.sources.files.watch import check_tls
 
 _log = logging.getLogger("epp.up")
 
@@ -72,14 +75,8 @@ async def up(
         picker = asyncio.create_task(App(config).run(), name="picker")
         # Envoy has a session of its own: Ctrl-C must not end it before the requests in flight have ended.
         envoy = await asyncio.create_subprocess_exec(
-            *(
-                binary,
-                "--config-path",
-                folder / "envoy.yaml",
-                "--disable-hot-restart",
-                "--log-level",
-                "error",
-            ),
+            binary,
+            *("--config-path", folder / "envoy.yaml", "--disable-hot-restart", "--log-level", "error"),
             start_new_session=True,
             preexec_fn=follow_parent,
         )
@@ -103,14 +100,14 @@ async def up(
             await asyncio.gather(ended, picker, *others, return_exceptions=True)
 
 
-def taken(address: Address) -> bool:
-    """Return whether something listens at this address."""
+def unusable(address: Address) -> str:
+    """Return why no process of this user can listen at this address, or an empty text."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         socket.create_server((address.host, address.port), family=family).close()
-    except OSError:
-        return True
-    return False
+    except OSError as error:
+        return os.strerror(error.errno or 0)
+    return ""
 
 
 def _envoy_binary() -> str:
@@ -145,6 +142,8 @@ def _write_config(
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(fields, sort_keys=False))
     config = load_config(path)
+    if config.envoy.tls is not None:
+        check_tls(config.envoy.tls, field="--tls", unix_now_s=time.time())
     (folder / "envoy.yaml").write_text(bootstrap(config))
     return config
 
@@ -152,7 +151,7 @@ def _write_config(
 def _local(usual: int) -> str:
     """Return an address on this machine with the usual port, or with a free one if that port is taken."""
     address = Address(host="127.0.0.1", port=usual)
-    if taken(address):
+    if unusable(address):
         with socket.create_server((address.host, 0)) as sock:
             return f"{address.host}:{sock.getsockname()[1]}"
     return str(address)

@@ -7,7 +7,7 @@ import difflib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 _COMPLETION = """\
 _epp() {{
@@ -46,6 +46,12 @@ class WordsParser(argparse.ArgumentParser):
             if not is_option:
                 break
         return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Say of `--window 5m` what to write, where argparse says `invalid int value`."""
+        super().error(
+            re.sub(r"invalid (?:int|float) value: '(.*)'", r"\1: write a number, without a unit", message)
+        )
 
     def options(self) -> list[str]:
         """Return the options that the help names."""

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from epp.serve.cli import main
+from tests.harness.ports import free_port
 
 HEAD = "apiVersion: prefix-gateway.dev/v1alpha1\nkind: PrefixRoutingPolicy\nmetadata: {name: p}\n"
 GOOD = {
@@ -12,8 +13,6 @@ GOOD = {
     "e.yaml": 'endpoints:\n  - {name: a, address: "10.0.0.1:8000"}\n',
     "p.yaml": f"{HEAD}spec: {{rule: least-cost}}\n",
 }
-
-
 IN_CONFIG = [
     ("envoy: {listen: {port: 8080}}", 'line 3: envoy.listen: has port; write listen: "0.0.0.0:8080"'),
     ("admin: {adress: x}", "line 3: admin: unknown field `adress`; did you mean `address`?"),
@@ -26,7 +25,10 @@ IN_CONFIG = [
         "line 4, column 1: not YAML: while scanning for the next token found character that cannot start any token; indent with spaces",
     ),
     ("endpointsFile: e.yaml", "`endpointsFile` stands twice, in lines 1 and 3; write it once"),
-    ("---\nworkers: 2", "found another document; remove the line `---`"),
+    ("---\nworkers: 2", "found another document, line 3; remove the line `---`"),
+    ("drain: 30", "line 3: unknown field `drain`; did you mean `drainSeconds`?"),
+    ("logLevel: debug", "line 3: unknown field `logLevel`; did you mean `log`?"),
+    ("workers: 2.5", "line 3: workers: expected a whole number, found 2.5"),
     (" workers: 2", "; indent the fields of one mapping equally, "),
     ("dialect: isto", "line 3: dialect: found 'isto'; values are agentgateway, "),
 ]
@@ -64,6 +66,7 @@ MISTAKES = [
         GOOD["e.yaml"] + "  - {name: a, address: 10.0.0.2:80}",
         "line 3: endpoints[1].name: a is already the name of endpoints[0]",
     ),
+    ("e.yaml", "endpoints: [{name: a, address: '10.0.0.1:80', labels: [x]}]", "before them: NAME: VALUE"),
     ("p.yaml", f"{HEAD}rule: least-cost", "line 4: unknown field `rule`; put it under `spec`"),
     (
         "p.yaml",
@@ -104,6 +107,7 @@ def test_a_mistake_in_a_file_says_where_and_what_to_write(
         ("check -c x", "there is no option -c; there are -h, --help, --config"),
         ("check", "the following arguments are required: --config"),
         ("up --sever a", "there is no option --sever; did you mean --server?"),
+        ("explain --window 5m", "argument --window: 5m: write a number, without a unit"),
         ("up --server a --port high", "argument --port: high: write PORT or IP:PORT"),
     ],
 )
@@ -111,6 +115,19 @@ def test_a_misspelt_word_is_named(words: str, message: str, capsys: pytest.Captu
     with pytest.raises(SystemExit, match="2"):
         main(words.split())
     assert message in capsys.readouterr().err
+
+
+def test_what_up_cannot_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    place = f"--port {free_port()} --page {free_port()}"
+    for words, message in (
+        (
+            "--port 192.0.2.1:80",
+            "--port 192.0.2.1:80: Cannot assign requested address; name another port, on ",
+        ),
+        (f"{place} --tls a.pem b.pem", "a.pem: No such file or directory; create it, or correct "),
+    ):
+        assert main(["up", "--server", "127.0.0.1", *words.split()]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_all_words_complete_in_bash(capsys: pytest.CaptureFixture[str]) -> None:
