@@ -1,5 +1,6 @@
 """Every order of eviction is compared with a sorted list, also the lazy queue of row 001-4."""
 
+import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from model_server.core.blocks import Block, BlockId
 from model_server.core.eviction import EvictionName, make_order
 from model_server.core.free_queue import FreeOrder, LinkedQueue
 from model_server.core.hashing import BlockHash
+from tests.harness.steps import steps
 
 NUM_BLOCKS = 12
 
@@ -26,11 +28,12 @@ class LazyQueue:
     entry that is not stale.
     """
 
-    __slots__ = ("_entries", "_marked")
+    __slots__ = ("_entries", "_marked", "passed")
 
     def __init__(self) -> None:
         self._entries: deque[Block] = deque()
         self._marked: set[Block] = set()
+        self.passed = 0
 
     def __len__(self) -> int:
         return len(self._entries) - len(self._marked)
@@ -40,6 +43,7 @@ class LazyQueue:
 
     def append(self, block: Block) -> None:
         if block in self._marked:
+            self.passed += self._entries.index(block)
             self._entries.remove(block)
             self._marked.remove(block)
         self._entries.append(block)
@@ -53,10 +57,6 @@ class LazyQueue:
         while (block := self._entries.popleft()) in self._marked:
             self._marked.remove(block)
         return block
-
-    def check_integrity(self) -> None:
-        assert len(self._entries) == len(set(self._entries))
-        assert self._marked <= set(self._entries)
 
 
 # A list of operations on an order: (what, which of the blocks that fit, last use, uses, prefix).
@@ -130,16 +130,40 @@ def run(order: FreeOrder, reference: SortedReference, steps: list[tuple[str, int
         order.check_integrity()
 
 
-@pytest.mark.parametrize("queue", [LinkedQueue, LazyQueue])
-@given(steps=operations)
-@settings(deadline=None, max_examples=60)
-def test_001_4_both_queues_give_the_same_order(
-    queue: type[FreeOrder], steps: list[tuple[str, int, int, int, int]]
-) -> None:
-    run(queue(), SortedReference(SORTED["lru"]), steps)
+def serve_requests(queue: LinkedQueue | LazyQueue, *, num_blocks: int, hit_rate: float) -> int:
+    """Serve 20 requests of 64 blocks, and return the lines of Python that a request runs."""
+    blocks, rng = [Block(BlockId(number)) for number in range(num_blocks)], random.Random(5)
+    for block in blocks:
+        queue.append(block)
+
+    def serve() -> None:
+        for _ in range(20):
+            hit, start, table = rng.random() < hit_rate, int(rng.random() * (num_blocks - 64)), []
+            if hit:
+                table = blocks[start : start + 64]
+                for block in table:
+                    queue.remove(block)
+            for block in reversed(table or [queue.pop_first() for _ in range(64)]):
+                queue.append(block)
+
+    return steps(serve) // 20
 
 
-@pytest.mark.parametrize("name", ["last-touch", "lfu", "lfu-ageing"])
+@pytest.mark.slow
+@pytest.mark.parametrize("hit_rate", [0.0, 0.5, 0.9])
+def test_001_4_one_order_but_only_the_lazy_queue_walks(hit_rate: float) -> None:
+    lines = []
+    for num_blocks in (1024, 8192, 65_536):
+        linked, lazy = LinkedQueue(), LazyQueue()
+        lines.append(serve_requests(linked, num_blocks=num_blocks, hit_rate=hit_rate))
+        serve_requests(lazy, num_blocks=num_blocks, hit_rate=hit_rate)
+        assert [block.block_id for block in linked] == [block.block_id for block in lazy]
+        print(f"\n001-4: {num_blocks} blocks: {lines[-1]} lines; lazy passes {lazy.passed // 20}")
+    assert len(set(lines)) == 1
+    assert (lazy.passed > 20 * 500_000) == (hit_rate > 0)
+
+
+@pytest.mark.parametrize("name", ["lru", "last-touch", "lfu", "lfu-ageing"])
 @given(steps=operations)
 @settings(deadline=None, max_examples=150)
 def test_000_4_evicted_blocks_are_those_of_a_sorted_list(
@@ -187,23 +211,3 @@ def test_001_3_lru_freed_in_reverse_equals_last_touch(sequences: list[tuple[int,
             pool.end_step()
             pool.check_integrity()
         assert pools[0].free_in_order() == pools[1].free_in_order()
-
-
-def test_000_8_only_without_ageing_an_old_favourite_stays_forever() -> None:
-    found = {}
-    orders: tuple[EvictionName, ...] = ("lfu", "lfu-ageing")
-    for name in orders:
-        pool = BlockPool(2, order=make_order(name))
-        favourite = pool.take(1)
-        pool.cache(favourite[0], BlockHash(b"favourite"), prefix_blocks=1)
-        for _ in range(9):
-            pool.hold(favourite)
-            pool.release(favourite)
-        pool.release(favourite)
-        for number in range(40):
-            pool.end_step()
-            block = pool.take(1)
-            pool.cache(block[0], BlockHash(bytes([number])), prefix_blocks=1)
-            pool.release(block)
-        found[name] = pool.find(BlockHash(b"favourite")) is not None
-    assert found == {"lfu": True, "lfu-ageing": False}

@@ -121,17 +121,6 @@ def test_000_2_hits_equal_those_of_a_naive_dictionary_of_prefixes() -> None:
     )
 
 
-def test_without_partial_blocks_prompts_shorter_than_block_are_never_found() -> None:
-    """The note under document 000: with 15 tokens and blocks of 16, only partial blocks exist."""
-    partial = partial_manager()
-    full = KVCacheManager(num_blocks=100, block_size_tokens=16, enable_prefix_caching=True)
-    for manager, expected in ((partial, 14), (full, 0)):
-        first = request_of(list(range(15)))
-        admit_in_one_step(manager, first)
-        manager.free(first)
-        assert admit_in_one_step(manager, request_of(list(range(15)))) == expected
-
-
 def test_a_free_tail_that_ends_where_the_match_ends_is_continued_in_place() -> None:
     manager = partial_manager()
     first = request_of(list(range(10)))
