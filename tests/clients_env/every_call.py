@@ -1,6 +1,6 @@
-"""Sends every call of the `openai` client to a server, and prints the outcome of each as a JSON object on the
-last line. The calls are found in the client itself: none can be forgotten, and a newer client brings its new
-ones. It runs in the environment of clients, not in ours.
+"""Sends every call of the `openai` client to a server, and prints the outcome and the parameters of each as a
+JSON object on the last line. The calls are found in the client itself: none can be forgotten, and a newer
+client brings its new ones. It runs in the environment of clients, not in ours.
 
     python every_call.py URL MODEL
 """
@@ -77,7 +77,11 @@ async def main(url: str, model: str) -> None:
 
     # It tries again as for everyone: a server may close an idle connection just when a request comes.
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", admin_api_key="none") as client:
-        print(json.dumps({name: await outcome(call, model) for name, call in calls(client)}))
+        found = {
+            name: [await outcome(call, model), *inspect.signature(call).parameters]
+            for name, call in calls(client)
+        }
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
