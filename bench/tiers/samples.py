@@ -5,9 +5,12 @@ without an engine.
 from __future__ import annotations
 
 import importlib
+import json
 import pydoc
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,21 +35,34 @@ copy dataclasses email.message functools gzip hashlib itertools
 MODULES = _MODULES.split()
 
 
-def documents(language: PretrainedLanguage, *, length_tokens: int, count: int) -> list[list[int]]:
-    """Return the manual pages of this many standard modules, each cut to a length. Shorter pages are
-    skipped.
-    """
-    found = []
+def manual_pages() -> Iterator[str]:
     for name in MODULES:
         pages = pydoc.TextDoc()
         pages.bold = str  # type: ignore[assignment]  # no overstriking: the way to pydoc.plaintext that is typed
-        text = pages.document(importlib.import_module(name))
+        yield pages.document(importlib.import_module(name))
+
+
+def conversations(file: Path) -> Iterator[str]:
+    """Yield the conversations of a file in ShareGPT's form. Its end may be missing."""
+    text, at = file.read_text(), 0
+    with suppress(ValueError):
+        while True:
+            record, at = json.JSONDecoder().raw_decode(text, text.index("{", at))
+            yield "\n\n".join(turn["value"] for turn in record["conversations"])
+
+
+def cut(
+    texts: Iterable[str], language: PretrainedLanguage, *, length_tokens: int, count: int
+) -> list[list[int]]:
+    """Return the first of the texts that are long enough, each cut to a length."""
+    found = []
+    for text in texts:
         token_ids = language.encode(text[: 12 * length_tokens])
         if len(token_ids) >= length_tokens:
             found.append([int(token) for token in token_ids[:length_tokens]])
         if len(found) == count:
             return found
-    raise SystemExit(f"only {len(found)} manual pages have {length_tokens} tokens; ask for fewer samples")
+    raise SystemExit(f"only {len(found)} texts have {length_tokens} tokens; ask for fewer samples")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch.nn.functional import relu, scaled_dot_product_attention
@@ -55,36 +54,22 @@ SHAPES = {
 }
 
 
-class Compute(Protocol):
+class Compute:
+    """Computes nothing, for benches that only count bytes."""
+
     def layer(self, new_tokens: int, keys: torch.Tensor | None, values: torch.Tensor | None) -> None:
         """Compute one layer over new tokens that attend to these keys and values (tokens, head, dim) and to
         each other.
         """
-        ...
 
     def look(self, new_tokens: int, keys: torch.Tensor) -> None:
         """Compute the weights of the new tokens on the probed keys (tokens, head, dim)."""
-        ...
 
     def finish(self) -> None:
         """Wait until all computation is done."""
-        ...
 
 
-class NoCompute:
-    """Computes nothing, for benches that only count bytes."""
-
-    def layer(self, new_tokens: int, keys: torch.Tensor | None, values: torch.Tensor | None) -> None:
-        pass
-
-    def look(self, new_tokens: int, keys: torch.Tensor) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
-
-
-class ImposedCompute(NoCompute):
+class ImposedCompute(Compute):
     """Takes at least the time of its multiplications, and at least the time for reading the weights."""
 
     def __init__(self, shape: Shape, *, flops_per_s: float, weights_bytes_per_s: float) -> None:
@@ -95,7 +80,7 @@ class ImposedCompute(NoCompute):
         time.sleep(max(self._at_least_s, new_tokens * self.per_token_s))
 
 
-class RealCompute:
+class RealCompute(Compute):
     """Uses `distinct` layers of random weights in turns. Each layer is larger than any cache of a GPU."""
 
     def __init__(self, shape: Shape, *, device: torch.device, dtype: torch.dtype, distinct: int = 4) -> None:

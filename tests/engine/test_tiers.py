@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bench.tiers.bench_accuracy import ORACLE, PROBE, RANDOM, SINKS, measure
-from bench.tiers.samples import MemorySource, Sequencer, documents
+from bench.tiers.samples import MemorySource, Sequencer, cut, manual_pages
 from model_server.runners.hf import model as hf
 from model_server.text.pretrained import PretrainedLanguage
 from model_server.tiers.layout import TokenOrder
@@ -283,7 +283,7 @@ def smollm2() -> tuple[Path, Any]:
 
 def test_002_1_and_002_7_on_a_real_model_half_of_the_tokens_answer(smollm2: tuple[Path, Any]) -> None:
     folder, module = smollm2
-    samples = documents(PretrainedLanguage(folder), length_tokens=144, count=2)
+    samples = cut(manual_pages(), PretrainedLanguage(folder), length_tokens=144, count=2)
     found = measure(copy.deepcopy(module), samples, prefix_tokens=128, ratios=[0.25, 0.5])
     for ratio in (0.25, 0.5):
         assert fmean(found[ratio, PROBE].similarity) > threshold(round(128 * ratio), 128)
