@@ -305,15 +305,10 @@ def forecast_of(considered: Considered, *, left_s: float) -> Forecast:
     """
     assert considered.choice is not None, "flow control holds only requests whose candidates were scored"
     weighed, place = considered.choice.weighed, considered.choice.places[0]
-    snapshot, uncached, load_s = weighed.seen, weighed.uncached_tokens, weighed.load_s
-    rate, tokens = snapshot.rate.item(place), uncached.item(place)
-    wait_s, own_s = snapshot.undone_tokens.item(place) / rate, tokens / rate
-    if load_s is not None:
-        own_s += load_s.item(place)
-    soonest_s = wait_s + own_s
+    wait_s = weighed.seen.undone_tokens.item(place) / weighed.seen.rate.item(place)
+    soonest_s = float(weighed.first_token_s(place))
+    own_s, tokens = soonest_s - wait_s, int(weighed.uncached_tokens.item(place))
     if soonest_s > left_s:
-        each_s = (snapshot.undone_tokens + uncached) / snapshot.rate
-        soonest_s = float((each_s if load_s is None else each_s + load_s).min())
+        soonest_s = float(weighed.first_token_s(slice(None)).min())
     most = considered.question.inference.max_tokens
-    most_tokens = inf if most is None else float(most)
-    return Forecast(wait_s, soonest_s, own_s, int(tokens), most_tokens, considered)
+    return Forecast(wait_s, soonest_s, own_s, tokens, inf if most is None else float(most), considered)

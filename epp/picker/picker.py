@@ -215,8 +215,7 @@ class Picker:
             first, weighed = choice.places[0], choice.weighed
             reason = "no_state" if question.names_state and choice.reason not in _DECIDED else choice.reason
             matched_tokens = int(weighed.asked.cached_tokens.item(first))
-            ahead_tokens = weighed.seen.undone_tokens.item(first) + weighed.uncached_tokens.item(first)
-            predicted_s = ahead_tokens / weighed.seen.rate.item(first)
+            predicted_s = float(weighed.first_token_s(first))
             candidates = _candidates(choice, spec=self._spec)
             would_pick = self._would_pick(considered, choice, now=now) if self.dry_run is not None else None
         return Decision(

@@ -18,7 +18,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from msgspec import Struct
@@ -49,7 +49,14 @@ class Weighed(Struct, frozen=True, eq=False, gc=False):
     """U: prompt tokens that each candidate would have to compute.
     All tokens of the prompt, if a match saves too little to count."""
     load_s: Floats | None = None
-    """Time that loading the request's adapter costs each candidate; None: the request names no adapter."""
+    """Price of loading the request's adapter at each candidate; None: the request names no adapter."""
+
+    def first_token_s(self, at: int | slice) -> Any:
+        """Return the predicted time to the first token at these candidates: (B + U) / V + T."""
+        each_s = (self.seen.undone_tokens[at] + self.uncached_tokens[at]) / self.seen.rate[at]
+        if self.load_s is None or self.seen.free_slot is None:
+            return each_s
+        return each_s + self.load_s[at] / (2.0 - self.seen.free_slot[at])  # see `loading_s`
 
     def narrowed(self, places: Ints) -> Weighed:
         """Return the same request with only some of the candidates."""
@@ -142,9 +149,8 @@ def uncached_tokens(request: SchedulingRequest, gain: Gain) -> Floats:
 
 
 def loading_s(seen: Snapshot, *, load_s: float) -> Floats | None:
-    """Return the time that loading the request's adapter costs each candidate.
-
-    If another adapter has to be dropped, the cost of loading that adapter again counts too.
+    """Return the price of loading the request's adapter at each candidate: its time, or twice its time where
+    another adapter has to be dropped, which will be loaded again.
     """
     if seen.has_adapter is None or seen.free_slot is None:
         return None

@@ -14,15 +14,9 @@ from epp.config.policy import LoadSettings, Lora, PolicySpec, RuleName
 from epp.picker.scheduling.candidates import ShownCandidates
 from epp.picker.scheduling.least_cost import LeastCost
 from epp.picker.scheduling.rules import RULES
-from epp.picker.scheduling.schedule import (
-    MOST,
-    Choice,
-    Scheduler,
-    fewest,
-    over_limits,
-)
+from epp.picker.scheduling.schedule import MOST, Choice, Scheduler, fewest, over_limits
 from epp.picker.scheduling.snapshot import Roster, SentPick, Snapshot
-from tests.unit.picker.scheduling.snapshots import UNKNOWN, SeenEndpoint, request, snapshot
+from tests.unit.picker.scheduling.snapshots import UNKNOWN, SeenEndpoint, request, snapshot, weighed
 
 LOAD = LoadSettings(max_waiting=10, max_kv_usage=0.9, max_undone_tokens=1000)
 
@@ -222,6 +216,12 @@ def test_a_candidate_shows_the_numbers_that_the_rule_used() -> None:
     assert candidate.parts_s["backlog"] == pytest.approx(0.50007)
     assert candidate.parts_s["lora"] == 2 * SPEC.lora.load_seconds  # no slot for an adapter is free
     assert candidate.excluded == "waiting"
+
+
+def test_a_load_that_drops_an_adapter_takes_as_long_as_any_other() -> None:
+    given = weighed([SeenEndpoint("a"), SeenEndpoint("b", free_slot=True)], adapter="sql", load_s=0.5)
+    prefill_s = given.uncached_tokens / given.seen.rate
+    assert given.first_token_s(slice(None)) - prefill_s == pytest.approx(0.5)
 
 
 def test_unknown_load_is_shown_as_unknown() -> None:
