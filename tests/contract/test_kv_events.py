@@ -240,7 +240,7 @@ def traces() -> list[Trace]:
 
 @pytest.mark.slow
 def test_001_2_hits_blocks_and_eviction_order_equal_those_of_vllm(traces: list[Trace]) -> None:
-    assert len(traces) == 100
+    assert len(traces) >= 100
     for number, trace in enumerate(traces):
         side = OurSide(trace, CacheOptions())
         for at, (step, expected) in enumerate(zip(trace.steps, trace.outcomes, strict=True)):
