@@ -51,6 +51,8 @@ CONFIGS: tuple[Config, ...] = (
     Config("rr", rules.RoundRobin),
     Config("least", rules.LeastLoad),
     Config("ps-loadaware", rules.LoadAware),
+    Config("simhash", rules.SimHash),
+    Config("hash-trie", rules.HashTrie),
     Config("sgl", rules.RadixTree),
     Config("sgl-zmq", rules.DeepestHolder),
     Config("aibrix", rules.Aibrix),
@@ -107,7 +109,6 @@ def router_of(
         rng=random.Random(seed * 1000),
         block_tokens=shape.block_tokens,
         capacity_blocks=shape.num_blocks,
-        max_loras=shape.limits.max_loras,
     )
     rule = config.rule(world, **config.settings)
     share = rule.index_capacity

@@ -12,7 +12,6 @@ import random
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from model_server.core.hashing import BlockHash
 from model_server.sim.fleet import WAITS
@@ -34,7 +33,6 @@ class Pod:
     page: Snapshot | None = None
     active_blocks: Counter[BlockHash] = field(default_factory=Counter)
     """Distinct prompt blocks of requests in flight."""
-    adapters: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,6 @@ class Asked:
     names: list[BlockHash]
     """The names of the prompt's full blocks."""
     num_tokens: int
-    block_tokens: int
 
 
 class Index:
@@ -110,7 +107,6 @@ class World:
     rng: random.Random
     block_tokens: int
     capacity_blocks: int
-    max_loras: int
     pods: list[Pod] = field(default_factory=list)
 
     def least(self, pods: Sequence[Pod], key: Callable[[Pod], float]) -> Pod:
@@ -120,20 +116,7 @@ class World:
         return self.rng.choice([pod for score, pod in scored if score == best])
 
 
-class Rule(Protocol):
-    index_capacity: float | None
-
-    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
-        """Return a pod. `depths` is the number of leading blocks that each pod holds, by the index."""
-
-    def placed(self, asked: Asked, pod: Pod, *, now: float) -> None:
-        """Note that the request was sent to this pod."""
-
-    def first_token(self, request_id: int, *, now: float) -> None:
-        """Note that the answer of a request began."""
-
-
-class SimpleRule:
+class Rule:
     """A rule that keeps little or nothing between picks."""
 
     index_capacity: float | None = 1.0
@@ -148,11 +131,12 @@ class SimpleRule:
     def pods(self) -> list[Pod]:
         return self.world.pods
 
-    def placed(self, asked: Asked, pod: Pod, *, now: float) -> None:
-        """Do nothing, because the rule remembers nothing."""
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        """Return a pod. `depths` is the number of leading blocks that each pod holds, by the index."""
+        raise NotImplementedError
 
-    def first_token(self, request_id: int, *, now: float) -> None:
-        """Do nothing, because the rule learns nothing."""
+    def placed(self, asked: Asked, pod: Pod, *, now: float) -> None:
+        """Note that the request was sent to this pod."""
 
     def matched(self, asked: Asked, depths: dict[str, int], pod: Pod) -> int:
         """Return the tokens of the prompt that the pod holds. The last token is always computed."""
@@ -166,7 +150,7 @@ class SimpleRule:
         return asked.num_tokens - self.matched(asked, depths, pod)
 
 
-class LoadRule(SimpleRule):
+class LoadRule(Rule):
     """Considers no prefix, so no index is kept."""
 
     index_capacity: float | None = 0.0
@@ -209,7 +193,6 @@ class PeerRouter:
             request=request,
             names=block_names(request.segments, block_tokens=world.block_tokens, root=request.adapter),
             num_tokens=request.num_prompt_tokens,
-            block_tokens=world.block_tokens,
         )
         depths = self._index.depths(asked.names, world.pods)
         pod = self._rule.choose(asked, depths, now=now)
@@ -226,11 +209,6 @@ class PeerRouter:
         pod.backlog_tokens += sent.uncached
         pod.active_blocks.update(asked.names)
         self._index.record(pod, asked.names)
-        if asked.request.adapter:
-            pod.adapters[asked.request.adapter] = None
-            pod.adapters.move_to_end(asked.request.adapter)
-            if len(pod.adapters) > self._world.max_loras:
-                pod.adapters.popitem(last=False)
 
     def first_token(self, request_id: int, *, now: float) -> None:
         self._prefilled(self._sent[request_id])

@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from statistics import fmean, pstdev
 
-from bench.routing.peer import Asked, LoadRule, Pod, SimpleRule, World
+from xxhash import xxh3_64_intdigest
+
+from bench.routing.peer import Asked, LoadRule, Pod, Rule, World
 from model_server.core.hashing import BlockHash
 
 
-class LeastWork(SimpleRule):
+class LeastWork(Rule):
     """LPWL: chooses the server with the least sum of its backlog and the request's own work. Among equal sums
     the lower load wins.
     """
@@ -23,7 +25,7 @@ class LeastWork(SimpleRule):
         )
 
 
-class LMetric(SimpleRule):
+class LMetric(Rule):
     """Chooses the server with the least product of the request's own uncached tokens and the load."""
 
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
@@ -32,7 +34,7 @@ class LMetric(SimpleRule):
         )
 
 
-class Dynamo(SimpleRule):
+class Dynamo(Rule):
     """Chooses the server with the least sum of prefill blocks minus the overlap, plus distinct active blocks.
     The sum includes the blocks of this request.
     """
@@ -48,7 +50,7 @@ class Dynamo(SimpleRule):
         return self.world.least(self.pods, key)
 
 
-class WeightedSum(SimpleRule):
+class WeightedSum(Rule):
     """Chooses the server with the greatest 3:2:2 sum of match, queue and KV use. Queue and KV use come from
     scrapes.
     """
@@ -65,7 +67,7 @@ class WeightedSum(SimpleRule):
         return self.world.least(self.pods, key)
 
 
-class LoadAware(SimpleRule):
+class LoadAware(Rule):
     """Chooses the server with the greatest match minus the load above the mean."""
 
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
@@ -76,7 +78,7 @@ class LoadAware(SimpleRule):
         )
 
 
-class AibrixPd(SimpleRule):
+class AibrixPd(Rule):
     """Chooses by the share of the prompt that does not match and by the load. If loads are far apart, it
     chooses the least load.
 
@@ -95,7 +97,7 @@ class AibrixPd(SimpleRule):
         return 10 * (1 - self.ratio(asked, depths, pod)) + pod.in_flight / most
 
 
-class ExactCost(SimpleRule):
+class ExactCost(Rule):
     """Chooses by our score with exact knowledge, in tokens: B + U (w + k L) + c L. By default c is 0.
 
     With better signals the real picker would make these choices. Of the scores within `near_tie` of the best,
@@ -140,7 +142,28 @@ class LeastLoad(LoadRule):
         return self.world.least(self.pods, lambda pod: pod.in_flight)
 
 
-class RadixTree(SimpleRule):
+class SimHash(LoadRule):
+    """Chooses by a 64-bit SimHash of the prompt's segments, so that nearly equal prompts meet."""
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        votes = [0] * 64
+        for segment, num_tokens in asked.request.segments:
+            word = xxh3_64_intdigest(segment.to_bytes(8, "little"))
+            for bit in range(64):
+                votes[bit] += num_tokens if word >> bit & 1 else -num_tokens
+        return self.pods[sum((vote > 0) << bit for bit, vote in enumerate(votes)) % len(self.pods)]
+
+
+class HashTrie(Rule):
+    """Takes any of the servers with the deepest match, and forgets nothing."""
+
+    index_capacity: float | None = None
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        return self.world.least(self.pods, lambda pod: -depths[pod.name])
+
+
+class RadixTree(Rule):
     """If the loads are in balance and enough of the prompt matches, chooses the server that is recorded at
     the deepest matching node. Otherwise it chooses the least load.
     """
@@ -178,7 +201,7 @@ class RadixTree(SimpleRule):
             self._owners.popitem(last=False)
 
 
-class Aibrix(SimpleRule):
+class Aibrix(Rule):
     """Chooses by match, then by load, among the servers that are not too far above the mean load.
 
     If the loads are out of balance, only the least loaded servers may match: the most loaded server has over
@@ -197,7 +220,7 @@ class Aibrix(SimpleRule):
         return self.world.least(fit, lambda pod: -depths[pod.name] + pod.in_flight / 1e6)
 
 
-class DeepestHolder(SimpleRule):
+class DeepestHolder(Rule):
     """If the loads are in balance and some server holds more than half of the prompt, chooses the least
     loaded of the servers that hold most of it. Otherwise it chooses the least load.
     """
@@ -212,7 +235,7 @@ class DeepestHolder(SimpleRule):
         return self.world.least(fit, lambda pod: pod.in_flight)
 
 
-class LlmdAffinity(SimpleRule):
+class LlmdAffinity(Rule):
     """Considers the servers that hold most of the prompt, unless their backlog is far behind that of the
     others. Of the considered servers it chooses the one with the least work.
 

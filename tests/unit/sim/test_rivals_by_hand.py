@@ -25,7 +25,7 @@ BLOCK = 100
 
 
 def a_world(*, in_flight: Sequence[int] = (0, 0, 0), backlog: Sequence[int] = (0, 0, 0)) -> World:
-    world = World(rng=random.Random(1), block_tokens=BLOCK, capacity_blocks=1000, max_loras=4)
+    world = World(rng=random.Random(1), block_tokens=BLOCK, capacity_blocks=1000)
     for index, (requests, tokens) in enumerate(zip(in_flight, backlog, strict=True)):
         pod = Pod(f"pod-{index}", 1 << index)
         pod.in_flight, pod.backlog_tokens = requests, tokens
@@ -40,7 +40,7 @@ def asked(*segments: tuple[int, int], number: int = 0) -> Asked:
         answer=Segment(9, 10),
     )
     names = block_names(request.segments, block_tokens=BLOCK)
-    return Asked(request=request, names=names, num_tokens=request.num_prompt_tokens, block_tokens=BLOCK)
+    return Asked(request=request, names=names, num_tokens=request.num_prompt_tokens)
 
 
 def choice(rule: Rule, *depths: int, what: Asked | None = None) -> int:
