@@ -42,6 +42,7 @@ CONFIGS: tuple[Config, ...] = (
     Config("least-cost", ours="least-cost"),
     Config("affinity", ours="affinity"),
     Config("prefix-hash", ours="prefix-hash"),
+    Config("session", ours="session"),
     Config("exact", rules.ExactCost),
     Config(
         "calibration",
