@@ -6,8 +6,6 @@ and a client the same code takes several times as long (`make bench-dataplane`).
 fiftieth percentile of the microseconds of CPU, over rounds.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import statistics

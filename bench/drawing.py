@@ -3,8 +3,6 @@
 `make docs` writes the picture, and a test holds it fresh (`tests/unit/docs/test_reference.py`).
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -2,8 +2,6 @@
 `python -m bench.page_pictures`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from pathlib import Path

@@ -12,8 +12,6 @@ a PING. Others run only for listeners, which are not on the way of a request: th
 subscribers, knows none of them, and needs nothing from them.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import re

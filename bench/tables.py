@@ -1,7 +1,5 @@
 """Prints what benches measured: tables in Markdown, and JSON for other programs."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

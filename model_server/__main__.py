@@ -1,7 +1,5 @@
 """`python -m model_server`: the same as the command `model-server`."""
 
-from __future__ import annotations
-
 import sys
 
 from model_server.cli import main

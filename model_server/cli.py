@@ -5,14 +5,12 @@ exit code.
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -25,7 +23,9 @@ from model_server.tiers.errors import StoreError
 from model_server.weights.cache import WeightsError
 from model_server.weights.known import find
 
-_say = partial(print, flush=True)
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - argparse has no public name for it
+
 _ABOUT = """\
 An OpenAI-compatible model server. Its block pool, chained block hashes, continuous batching and preemption
 work as in vLLM, and its metrics have vLLM's names. --runner chooses what computes the answers:
@@ -44,22 +44,13 @@ examples:
       takes any free port, writes its number to port.txt, and loads two LoRA adapters; one batch may mix them
   model-server serve --num-blocks 512 --prefill-tokens-per-s 2000 --decode-step-ms 40
       simulates a small, slow card: 8,192 tokens of cache, half a second for 1,000 prompt tokens
+  model-server serve --speed 10
+      runs every step ten times as fast as the costs say
   model-server serve --runner hf --model smollm2
       runs SmolLM2-135M-Instruct on the CPU; the first start fetches 93 MB and converts them in a minute or two
   model-server serve --runner hf --model /models/qwen --device cuda --num-blocks 8192
       runs the model in a folder that has config.json, *.safetensors and tokenizer.json
 """
-
-
-class _Parser(argparse.ArgumentParser):
-    """Names the option that was probably meant, as argparse itself does from Python 3.14 on."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        parsed, unknown = super().parse_known_args(args, namespace)
-        for flag in unknown:
-            meant = difflib.get_close_matches(flag.partition("=")[0], self._option_string_actions, n=1)
-            self.error(f"unrecognized argument {flag}" + "".join(f"; did you mean {m}?" for m in meant))
-        return parsed, unknown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,9 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = command(args)
         if sys.stdout is not None:  # None: the program was started with standard output closed
             sys.stdout.flush()
-    except WeightsError as error:
-        print(f"model-server: {error}", file=sys.stderr)
-        return 2
     except BrokenPipeError:  # a reader such as `head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -85,7 +73,7 @@ def _serve(args: argparse.Namespace) -> int:
     try:
         settings = serve_flags.settings(args)
         uvloop.run(serve(settings, announce=_say))
-    except (ValueError, ApiError, ModelError, StoreError) as error:
+    except (ValueError, ApiError, ModelError, StoreError, WeightsError) as error:
         print(f"model-server: {error}", file=sys.stderr)
         return 2
     except socket.gaierror as error:
@@ -100,8 +88,16 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _fetch(args: argparse.Namespace) -> int:
-    print(find(args.model, progress=_say))
+    try:
+        print(find(args.model, progress=_say))
+    except WeightsError as error:
+        print(f"model-server: {error}", file=sys.stderr)
+        return 2
     return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _version() -> str:
@@ -113,7 +109,7 @@ def _version() -> str:
 
 
 def command_line() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = argparse.ArgumentParser(
         prog="model-server",
         description=_ABOUT,
         epilog=_EXAMPLES,
@@ -127,7 +123,7 @@ def command_line() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_serve(commands: Any) -> None:
+def _add_serve(commands: Commands) -> None:
     run = commands.add_parser(
         "serve",
         help="run the server until SIGTERM or SIGINT (model-server serve --help lists the settings)",
@@ -141,17 +137,21 @@ def _add_serve(commands: Any) -> None:
     serve_flags.add_flags(run)
 
 
-def _add_fetch(commands: Any) -> None:
+def _add_fetch(commands: Commands) -> None:
     fetch = commands.add_parser(
         "fetch",
         help="download and convert a named model now, so that no server has to do so at its first start",
         description="Download and convert a model into the cache, then print the model's folder.",
     )
     fetch.set_defaults(run=_fetch)
-    fetch.add_argument("model", metavar="MODEL", help="smollm2 (93 MB to download, 275 MB when converted)")
+    fetch.add_argument(
+        "model",
+        metavar="MODEL",
+        help="name of the model: smollm2 (93 MB to download, 275 MB after conversion)",
+    )
 
 
-def _add_lora_sync(commands: Any) -> None:
+def _add_lora_sync(commands: Commands) -> None:
     sync = commands.add_parser(
         "lora-sync",
         help="run as a sidecar that loads and unloads adapters until a server has the LoRA adapters that a file lists",

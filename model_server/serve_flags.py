@@ -2,8 +2,6 @@
 class, and has the field's type, choices and default. Caller: the command line.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields, replace

@@ -1,7 +1,5 @@
 """Runs the bench from the command line: `make bench-dataplane` starts `python -m bench.dataplane`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

@@ -5,8 +5,6 @@ threads that have ended.
 clock of a process counts the same time exactly.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 

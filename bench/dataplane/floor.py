@@ -11,8 +11,6 @@ message are the same in both directions, and only the fields around them differ.
 It runs on the defaults of gRPC, of the memory allocator and of the garbage collector.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Awaitable, Callable, Sequence

@@ -3,8 +3,6 @@ beforehand. The client measures the time from writing a request to the first byt
 client fails on any answer but 200.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

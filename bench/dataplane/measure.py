@@ -6,8 +6,6 @@ checks) is measured first and subtracted, so that a slow cell does not look expe
 very many endpoints, it is measured again in each round, while the other pickers serve (`Cell.scrapes_count`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence

@@ -2,8 +2,6 @@
 takes less.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

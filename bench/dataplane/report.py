@@ -4,8 +4,6 @@ Every figure is the median over rounds. Ratios are taken within a round. The num
 distance between the quartiles. Pure functions of the results.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Final

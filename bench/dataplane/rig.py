@@ -4,8 +4,6 @@ variant.
 All variants share one Envoy process, and so its binary, settings and memory. Only the filter differs.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import sys

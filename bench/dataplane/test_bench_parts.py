@@ -1,7 +1,5 @@
 """The floor answers as a picker would, ratios are those of one round, and the CPU at rest does not count."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -8,8 +8,6 @@ at once with the headers. Without this header, or with 1, the answer is one JSON
 returns a small page with vLLM's names.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Sequence

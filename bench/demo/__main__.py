@@ -1,7 +1,5 @@
 """Runs the demo from the command line: `make run` starts `python -m bench.demo`."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import signal

@@ -4,8 +4,6 @@ runs. `make load` reads it.
 There is one file for each demo, named by its process. A killed demo leaves its file, which is then ignored.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

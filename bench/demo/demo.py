@@ -2,8 +2,6 @@
 then keeps the gateway running.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -4,8 +4,6 @@ Every process is tethered: it ends with the demo, however the demo ends. Its out
 demo's directory. If it does not start, or dies, the end of this output is in the error.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence

@@ -5,8 +5,6 @@ request in flight. Streamed answers are kept as raw pieces and read once at the 
 two cores with everything that it measures.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Turns the figures of each rule's run into a table for people and a document for programs. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass

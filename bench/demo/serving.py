@@ -6,8 +6,6 @@ the CPU, with fewer servers, shorter prompts and one thread each, so that a run 
 two cores.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Sequence

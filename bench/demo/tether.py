@@ -7,8 +7,6 @@ It runs as a file, with only the standard library, so that it costs about 20 ms.
 setting.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

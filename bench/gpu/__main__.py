@@ -14,8 +14,6 @@ The exit status is 0 only if each step is done or not possible. `--tiny` runs th
 sizes that only show that the steps run.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib.util

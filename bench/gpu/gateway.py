@@ -8,8 +8,6 @@ runs small versions on the tiny model of the tests. The bench prints the same ta
 docs/bench-live.md says how to read it. One Python needs Envoy, this project's packages and vLLM.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -2,8 +2,6 @@
 leave behind. The command calls this module.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sysconfig
 from collections.abc import Sequence
@@ -48,15 +46,15 @@ def on_gpu(device: str) -> list[Step]:
     """
     large = ("--shape", "8b", "--device", device)
     small = ("--shape", "gpt2", "--device", device)
-    cell = ("--ratios", "0.25", "--tiers", "5+10", "--prefix-tokens", "512")
+    cell = ("--ratios", "0.25", "--tiers", "1+2", "5+10", "--prefix-tokens", "512")
     opt = ("--device", device, "--disk", "direct", *cell, *RECORDED, "--warm-up", "8", "--requests", "10")
     return [
-        _engine("step times, 8B", "step-times", arguments=large, planned_s=50, timeout_s=150),
-        _engine("001-6, 8B", "001-6", arguments=large, planned_s=45, timeout_s=150),
+        _engine("step times, 8B", "step-times", arguments=large, planned_s=25, timeout_s=150),
+        _engine("001-6, 8B", "001-6", arguments=large, repeats=3, planned_s=50, timeout_s=150),
         _engine("001-8, 8B", "001-8", arguments=large, repeats=3, planned_s=30, timeout_s=120),
-        _engine("003-5, GPT-2's size", "003-5", arguments=small, repeats=2, planned_s=55, timeout_s=150),
-        _engine("001-7, 8B", "001-7", arguments=large, planned_s=160, timeout_s=400),
-        _tiers("OPT-30B", ("--shape", "opt-30b", *opt), planned_s=110, timeout_s=400, missing=_no_patterns()),
+        _engine("003-5, GPT-2 size", "003-5", arguments=small, repeats=2, planned_s=40, timeout_s=150),
+        _engine("001-7, 8B", "001-7", arguments=large, planned_s=100, timeout_s=400),
+        _tiers("OPT-30B", ("--shape", "opt-30b", *opt), planned_s=190, timeout_s=400, missing=_no_patterns()),
         _gateway("talks", device="cuda", seconds=25, planned_s=220, timeout_s=400),
         _gateway("llm-d", device="cuda", seconds=40, planned_s=220, timeout_s=400),
     ]

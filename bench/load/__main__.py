@@ -1,7 +1,5 @@
 """Runs load tests from the command line: `make load` starts `python -m bench.load`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -3,8 +3,6 @@ times. The client runs on gevent, for locust's users. geventhttpclient's C parse
 else happens between two pieces. Each kind of failed answer has its own class (docs/load-tests.md lists them).
 """
 
-from __future__ import annotations
-
 import time
 from typing import Final
 from urllib.parse import urlsplit

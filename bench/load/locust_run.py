@@ -3,8 +3,6 @@ import this module. If there are several processes, each worker keeps its own fi
 with each of locust's reports. The master adds up the last figures of each worker.
 """
 
-from __future__ import annotations
-
 import atexit
 import csv
 import logging

@@ -11,8 +11,6 @@ To run one without the command: `locust -f bench/load/locustfile.py Conversation
 http://127.0.0.1:8080`, from the repository's root.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Asks a gateway for its model and adapters before any load. If nothing answers, it says what to do."""
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.request

@@ -3,8 +3,6 @@
 A word is about 1.4 tokens for common tokenizers. The real number of tokens is read from each answer's usage.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ beside them and stay out of the totals, because a sum of times to first token an
 meaning.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from typing import Final

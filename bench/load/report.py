@@ -1,7 +1,5 @@
 """Makes the report of a run for people: lines for a terminal."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A run leaves in its directory: `locust.html`, `locust_*.csv`, `locust.log` and `figures.json`.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ pieces. The time of a token is the arrival of the piece with the last byte of it
 unit tests call this module.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass

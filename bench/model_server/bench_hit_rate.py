@@ -5,8 +5,6 @@ Run with `python -m bench.model_server.bench_hit_rate`, which takes two minutes.
 times.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

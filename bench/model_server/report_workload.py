@@ -6,8 +6,6 @@ the rest, grows by its answer, and is freed. Answers are random, as with samplin
 after the prompt.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Runs the routing benchmark from the command line."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -8,8 +8,6 @@ there if the mean TTFT of the run is less. The best assignment is at least as go
 `python -m bench.routing.bounds --workloads none,b2b`
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 from collections.abc import Mapping, Sequence
@@ -18,11 +16,10 @@ from statistics import fmean
 from bench.routing.bench import Run, Setting, calibrate, outcome_of, plan_of, plan_runs, spec_of, work_of
 from bench.routing.rows import row_of
 from model_server.core.hashing import BlockHash
-from model_server.sim.engine import SimEngine
+from model_server.sim.engine import SimEngine, Snapshot
 from model_server.sim.fleet import Fleet, Outcome
 from model_server.sim.prompts import block_names
 from model_server.sim.request import SimRequest
-from model_server.sim.snapshot import Snapshot
 
 _STALL = 0.15  # k of the default rule
 _SETTING = Setting(num_servers=3, scale=0.05)

@@ -2,8 +2,6 @@
 that are `ours`, and `peer.PeerRouter` runs all others, with the settings of the projects' own documentation.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ Drawn are the number of shared beginnings, the lengths of all parts, and whether
 ones, come together or in bursts, and name adapters.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -11,8 +11,6 @@ column shows it. With `--mix`, `classes` shows good, the p90 of TTFT, and how mu
 each tenant got.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import random

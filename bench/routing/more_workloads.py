@@ -2,8 +2,6 @@
 flow benchmark.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -6,18 +6,16 @@ that it sent and whose first token has not come, and the servers' pages by scrap
 since no first tokens pass it. So the comparison favours the other rules.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from model_server.core.hashing import BlockHash
+from model_server.sim.engine import Snapshot
 from model_server.sim.fleet import WAITS
 from model_server.sim.prompts import block_names
 from model_server.sim.request import SimRequest
-from model_server.sim.snapshot import Snapshot
 
 
 @dataclass(slots=True, eq=False)

@@ -4,8 +4,6 @@ Each picker gets a random share of the requests, and scrapes for itself. The pic
 each other with a delay, or share nothing except the servers.
 """
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections.abc import Sequence
@@ -16,8 +14,8 @@ from epp.config.sharing import Sharing
 from epp.picker.picker import Picker
 from epp.sources.sharing.exchange import Exchange
 from epp.tools.replay import picker_router
+from model_server.sim.engine import Snapshot
 from model_server.sim.request import SimRequest
-from model_server.sim.snapshot import Snapshot
 
 
 class PickerRouter(picker_router.PickerRouter):

@@ -1,7 +1,5 @@
 """Makes tables of the results. A place is one workload at one load."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

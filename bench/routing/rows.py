@@ -1,7 +1,5 @@
 """Turns the records of a run into its row in the table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean

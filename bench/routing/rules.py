@@ -2,8 +2,6 @@
 those that look for the longest match first, and candidates for our own rule.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from statistics import fmean, pstdev
 

@@ -7,8 +7,6 @@ After a change of a comparison rule or of the simulator, begin a new file. A lin
 picker's code, so runs of our own rules stay valid until that code changes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence

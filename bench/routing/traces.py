@@ -9,8 +9,6 @@ A trace of Azure's kind has no prefixes, so they are made up: half of the reques
 starts by Zipf, as long as up to two thirds of the prompt.
 """
 
-from __future__ import annotations
-
 import csv
 import functools
 import gzip

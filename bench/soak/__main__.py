@@ -2,8 +2,6 @@
 lets one attacker after the other at the gateway.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import sys

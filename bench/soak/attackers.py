@@ -6,8 +6,6 @@ generator of what it sends on one connection, at 10 MB/s at most. A connection t
 opened again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

@@ -2,8 +2,6 @@
 bodies.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -5,8 +5,6 @@ A run is good if no request failed without a reason, and if at the end memory an
 nothing is booked.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

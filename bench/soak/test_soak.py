@@ -1,7 +1,5 @@
 """Runs the short form of `make soak`, which takes a quarter of a minute."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

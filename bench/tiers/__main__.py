@@ -11,8 +11,6 @@ request, so that other load affects all of them alike.
          cuda    the computation is real, with random weights of the shape; the first tier is the GPU's memory
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import tempfile

@@ -9,8 +9,6 @@ packed (row 002-3). The other choices do not consider chunks.
 `python -m tests.environments engine run bench.tiers.bench_accuracy`
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections import defaultdict

@@ -5,8 +5,6 @@ between runs.
 the host, whose own cache cannot be controlled. The benchmark on large shapes calls this module.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 

@@ -5,8 +5,6 @@ about another function, as the document's data sets do. Attention is exact while
 makes a choice. A recording is kept in the cache folder, so that the same patterns are not computed twice.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import inspect

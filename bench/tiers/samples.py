@@ -2,8 +2,6 @@
 without an engine.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import pydoc

@@ -5,8 +5,6 @@ computation of one layer.
 `ImposedCompute` waits at least as long as a stated accelerator would need, where there is none.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 

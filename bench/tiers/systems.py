@@ -7,8 +7,6 @@ layers are spread over the shape's layers, and its first three heads stand for t
 KV is random. So this bench says nothing about answers; `bench_accuracy.py` measures these on the real model.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator, Sequence

@@ -20,8 +20,6 @@ Callers: the KV cache managers and the prompt cache, which decide which blocks t
 module knows neither requests nor tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from model_server.core.blocks import Block, BlockId

@@ -3,8 +3,6 @@
 A block lives as long as its pool, and only the pool changes it. Callers: the pool and the free orders.
 """
 
-from __future__ import annotations
-
 from typing import NewType
 
 from model_server.core.hashing import BlockHash

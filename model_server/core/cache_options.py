@@ -1,7 +1,5 @@
 """The options of a KV cache. Callers: engine configuration, cache managers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from model_server.core.eviction import EVICTION_NAMES, EvictionName

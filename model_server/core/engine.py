@@ -11,8 +11,6 @@ Between `begin` and `finish` only `add`, `abort`, `stop` and reads are allowed. 
 Everything is deterministic: the same calls give the same answers. Callers: the server's driver, and tests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol

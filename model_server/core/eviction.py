@@ -17,8 +17,6 @@ free block has exactly one entry that is not stale.
 Callers: the block pool.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterator
 from itertools import count

@@ -7,8 +7,6 @@ counts the free blocks.
 Callers: the block pool.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Protocol
 

@@ -13,8 +13,6 @@ that reads another tenant's blocks in spite of the salt.
 Callers: the KV cache managers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 import struct

@@ -18,8 +18,6 @@ Callers: the schedulers and the prompt cache. This module knows no time and no q
 mean.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

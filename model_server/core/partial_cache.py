@@ -16,8 +16,6 @@ at most its last block has a hash. Full blocks are shared as in the base class. 
 class.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -12,8 +12,6 @@ removed first.
 Callers: the engine and its scheduler. The model defines what logits are.
 """
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ the engine appends tokens, and no code outside the core writes to it. Times are 
 the caller.
 """
 
-from __future__ import annotations
-
 import enum
 import struct
 from collections.abc import Callable, Collection, Sequence

@@ -4,8 +4,6 @@ module holds values only. The runner chooses.
 Callers: all code that makes requests, and the runners.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -18,8 +18,6 @@ waiting requests hold none. At most `max_num_seqs` run, with at most `max_loras`
 Callers: the engine. This module reads no clock, and only records `now`.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass

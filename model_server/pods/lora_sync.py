@@ -13,8 +13,6 @@ adapters that a file lists, pass by pass. In a cluster the file is a mounted Con
 Callers: the command line, and tests, which bring their own clock.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

@@ -16,8 +16,6 @@ its loading time in the first step that uses it. The adapters used last stay res
 The caller waits for these durations. No clock is read here.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable

@@ -6,8 +6,6 @@ it aborts the requests that it submitted. An abort has no effect on an ended req
 never keeps its blocks.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

@@ -9,8 +9,6 @@ wake-ups on a busy machine do not make the modelled server slower. A lag over `_
 for.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field

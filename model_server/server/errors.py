@@ -2,8 +2,6 @@
 answer of OpenAI's shape.
 """
 
-from __future__ import annotations
-
 _SHOWN_CHARACTERS = 200
 """The most characters of a client's own text in a message to the client."""
 

@@ -6,8 +6,6 @@ reach the chat template, and only a forced call is one in the answer. Embeddings
 the prompt. This module does no I/O. Caller: the routes.
 """
 
-from __future__ import annotations
-
 import base64
 import random
 import struct

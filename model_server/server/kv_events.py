@@ -11,8 +11,6 @@ numbered without a gap, and the next message has the number after the newest kep
 This module uses no socket and no clock. Callers: the driver, and `kv_publisher`, which sends the messages.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass

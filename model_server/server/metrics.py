@@ -6,8 +6,6 @@ this server keeps only the last few. As in vLLM the value of a label set is a Un
 label set with the newest time is valid. There is no sample before the first request for an adapter.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

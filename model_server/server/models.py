@@ -2,8 +2,6 @@
 LoRA adapters that are loaded on it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from model_server.core.request import Adapter

@@ -3,8 +3,6 @@
 Fields that would change an answer and are not supported are refused and not ignored (`refused`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, TypeVar

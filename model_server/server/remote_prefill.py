@@ -10,8 +10,6 @@ client that sets the header makes this server call an address. So only the gatew
 header has no effect without the flag.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import json

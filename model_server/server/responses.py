@@ -2,8 +2,6 @@
 call of a function and its output. This module does no I/O. Caller: the routes.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ them to every server. It refuses log probabilities, which it would have to inven
 accepts. Caller: the request reader.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@ the server: the port closes, unfinished requests get at most `drain_timeout_s` t
 ends. A second signal ends the process at once. If the engine's loop fails, the whole server fails with it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

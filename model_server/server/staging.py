@@ -12,8 +12,6 @@ requests are admitted.
 Everything here runs in the event loop's thread. Caller: the driver.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

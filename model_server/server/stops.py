@@ -5,8 +5,6 @@ until this is decided. If several stop strings complete with the same piece, the
 ends the answer. This module does no I/O. Caller: the driver.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -3,8 +3,6 @@
 `call_in` takes apart. Callers: the request reader, the replies.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol

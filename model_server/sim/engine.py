@@ -15,11 +15,9 @@ or stride. `add` may move `due_s` to an earlier time. Caller: the fleet.
 Invariants (`check_integrity`): those of the core's scheduler, and at most one stride at a time.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from model_server.core.block_pool import Block, BlockPool
 from model_server.core.scheduler import SchedulerLimits
@@ -342,3 +340,29 @@ class SimEngine:
         assert job.table is not None
         self.pool.release(job.table)
         job.table = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The values that a scrape of a server would show, in the terms of a metrics page."""
+
+    taken_s: float
+    shape: EngineShape
+    counters: Counters
+    running: int
+    waiting: int
+    kv_usage: float
+    active_adapters: frozenset[str]
+
+
+def snapshot(engine: SimEngine, *, now: float) -> Snapshot:
+    """Return the current page. Prompt tokens are counted when a prefill ends, answer tokens at every step."""
+    return Snapshot(
+        taken_s=now,
+        shape=engine.shape,
+        counters=replace(engine.counters, generated_tokens=engine.generated_tokens(now=now)),
+        running=engine.num_running,
+        waiting=engine.num_waiting,
+        kv_usage=engine.pool.usage,
+        active_adapters=engine.active_adapters,
+    )

@@ -11,19 +11,16 @@ workload is told and may continue.
 Callers: benchmarks and tests. This module knows no routing rule.
 """
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from model_server.sim.engine import EngineShape, SimEngine
+from model_server.sim.engine import EngineShape, SimEngine, Snapshot, snapshot
 from model_server.sim.job import Job
 from model_server.sim.prompts import block_names
 from model_server.sim.request import Record, SimRequest
-from model_server.sim.snapshot import Snapshot, snapshot
 
 WAITS: Final = "(waits)"
 """A router's answer for a request that has to wait for a server. Only a router that is also a `Gate` may give

@@ -4,8 +4,6 @@ Only the engine changes it. Times are seconds of the virtual clock. A time of No
 not reach this point.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -7,8 +7,6 @@ a block exactly when all text before the block is equal too. This module does no
 fleet, and routers that want the text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

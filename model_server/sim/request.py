@@ -1,7 +1,5 @@
 """One simulated request, and its results."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from model_server.sim.prompts import Segment

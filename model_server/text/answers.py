@@ -6,8 +6,6 @@ text back in the next turn of a conversation, the text gives exactly the generat
 finds their blocks.
 """
 
-from __future__ import annotations
-
 import struct
 
 import xxhash

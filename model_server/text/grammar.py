@@ -7,8 +7,6 @@ is imported for the first such answer, so a server runs without it. Callers: the
 each token.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -5,8 +5,6 @@ There are two kinds: `standin`, for a made-up model, and `pretrained`, with the 
 a real model. Callers: the request reader, the driver.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -2,8 +2,6 @@
 depends on the picture, so the cache finds it only where the same picture stood. Pure. Caller: `prompts`.
 """
 
-from __future__ import annotations
-
 import binascii
 import re
 from typing import Final, Literal

@@ -1,7 +1,5 @@
 """The language of a made-up model: the stand-in tokenizer and chat template, as one `Language`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -10,8 +10,6 @@ answers).
 A marker such as `<|user|>` is always a single token.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

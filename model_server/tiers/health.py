@@ -5,8 +5,6 @@ the first success. So a full or failing disk costs requests almost no time, and 
 used again. Callers: the writer, the loads.
 """
 
-from __future__ import annotations
-
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
 

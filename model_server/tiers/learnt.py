@@ -10,8 +10,6 @@ due or reordered have importance. This module does no I/O. Caller: the tiered re
 thread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import numpy as np

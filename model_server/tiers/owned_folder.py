@@ -2,8 +2,6 @@
 Callers: the store, and the server, which asks for the model's fingerprint.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

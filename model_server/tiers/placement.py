@@ -15,8 +15,6 @@ Invariants (`check_integrity`): a chunk is in at most one tier; a tier never hol
 This module does no I/O. Callers: the tiered reader, benchmarks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar

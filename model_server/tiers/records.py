@@ -4,8 +4,6 @@ A token's record in a layer holds its probed keys first, then the other keys and
 that stores prefixes (from a memory or from copied blocks), the reader (bytes to tensors), benchmarks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

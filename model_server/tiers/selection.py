@@ -8,8 +8,6 @@ grouped queries the keys are those of the KV heads that the first query heads us
 Callers: the selective view; the accuracy benchmark, which compares other choices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

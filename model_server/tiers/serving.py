@@ -17,8 +17,6 @@ Only exact prefixes are stored.
 Callers: the server.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace

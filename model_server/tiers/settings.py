@@ -2,8 +2,6 @@
 code that selects tokens, the hash key of approximate results, and the server's flags.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -6,8 +6,6 @@ agree more than random sets do: the threshold is j ** alpha, with alpha at most 
 module does no I/O. Callers: the selection, and reports on the selection.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from itertools import combinations

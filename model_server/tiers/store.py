@@ -19,8 +19,6 @@ limit; no node was used later than a node before it. Callers: the tiered reader,
 prefixes, the reordering.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Collection, Iterable, Sequence

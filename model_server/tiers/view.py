@@ -8,8 +8,6 @@ tiers.
 Callers: the paged model (`view_for`), the benchmarks.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

@@ -10,8 +10,6 @@ This module does no I/O. Callers: the placement of chunks in tiers, the ranking 
 tier.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, Protocol, TypeVar

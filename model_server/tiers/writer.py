@@ -11,8 +11,6 @@ Invariants (`check_integrity`): the waiting prefixes have `waiting_bytes` bytes 
 Callers: the served tiers (offer, from the step thread), the server (drain).
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import Counter, deque

@@ -6,8 +6,6 @@ Each process removes the remains of killed processes. The lock is flock, so this
 other POSIX systems.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

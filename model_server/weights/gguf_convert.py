@@ -2,8 +2,6 @@
 template.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer

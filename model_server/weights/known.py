@@ -7,8 +7,6 @@ packages can fetch them. pip fetches the wheel with its own settings and checks 
 is not installed, uv does so. Caller: the server's composition.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import subprocess

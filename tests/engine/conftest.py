@@ -2,8 +2,6 @@
 calls it.
 """
 
-from __future__ import annotations
-
 import importlib.util
 
 collect_ignore_glob = [] if importlib.util.find_spec("torch") is not None else ["test_*.py"]

@@ -1,7 +1,5 @@
 """An engine around a model that keeps its logits, and the plain model to compare the logits with."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any

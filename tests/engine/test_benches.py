@@ -1,7 +1,5 @@
 """The bench of the caching documents' rows runs on tiny random models, and its rows have their figures."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A server with a KV store below its cache: loaded prefixes give the same answers as computed ones."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable

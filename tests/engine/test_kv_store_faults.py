@@ -1,7 +1,5 @@
 """A KV store that fails never fails a request."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json

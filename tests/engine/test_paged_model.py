@@ -1,26 +1,76 @@
 """The paged model is compared with the same transformers model, which computes each sequence at once."""
 
-from __future__ import annotations
-
+import contextlib
 import copy
+import itertools
 import platform
 import resource
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from model_server.core.request import RequestId
+from model_server.runners.hf import packed
+from model_server.runners.hf.captured import CapturedSteps
 from model_server.runners.hf.errors import UnsupportedModelError
-from model_server.runners.hf.freed_memory import keep_freed_memory
 from model_server.runners.hf.memory import KvMemory
-from model_server.runners.hf.model import PagedModel
+from model_server.runners.hf.model import PagedModel, keep_freed_memory
 from model_server.runners.hf.views import Context, LongChunk, attention_weights
 from tests.engine.harness import check_against_plain, engine_around, named_request, tokens
 from tests.engine.tiny_models import FAMILIES, tiny
 from tests.harness.engine_requests import run_to_end
 
 
+@pytest.fixture(params=["on a CPU", "as on a GPU"])
+def _device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's steps are packed, and captured if each request computes one token. A CPU has neither
+    FlashAttention nor graphs, so these two are played; what they are given is the engine's.
+    """
+    if request.param == "on a CPU":
+        return
+    capture = CapturedSteps._capture  # noqa: SLF001
+
+    def captured(steps: CapturedSteps, *size: int) -> Any:
+        batch, pack, _, logits = capture(steps, *size)
+        compute = steps._compute  # noqa: SLF001
+        return batch, pack, SimpleNamespace(replay=lambda: logits.copy_(compute(batch))), logits
+
+    monkeypatch.setattr(CapturedSteps, "_capture", captured)
+    monkeypatch.setattr(packed, "possible", lambda device, dtype: True)
+    monkeypatch.setattr(packed, "flash_attention", _flash_attention)
+    for name in ("graph_pool_handle", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, object)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: contextlib.nullcontext())
+
+
+def _flash_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    row_ends: torch.Tensor,
+    slot_ends: torch.Tensor,
+    *_: object,
+    scale: float,
+) -> list[torch.Tensor]:
+    """What FlashAttention's own documentation says: the last query of a request sees all of its keys."""
+    out = torch.full_like(query, torch.nan)
+    for rows, slots in zip(
+        itertools.pairwise(row_ends.tolist()), itertools.pairwise(slot_ends.tolist()), strict=True
+    ):
+        count, end = rows[1] - rows[0], slots[1] - slots[0]
+        if end:
+            visible = torch.ones(count, end, dtype=torch.bool).tril(end - count)
+            own_keys, own_values = keys[slice(*slots)], values[slice(*slots)]
+            weights = attention_weights(query[slice(*rows)], own_keys, scaling=scale, visible=visible)
+            repeated = own_values.repeat_interleave(query.shape[1] // values.shape[1], dim=1)
+            out[slice(*rows)] = torch.einsum("hqk,khd->qhd", weights, repeated)
+    return [out]
+
+
+@pytest.mark.usefixtures("_device")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_requests_in_one_batch_get_the_logits_of_the_plain_model(family: str) -> None:
     module = tiny(family)
@@ -91,6 +141,7 @@ def test_partial_blocks_are_copied_in_every_layer_before_they_are_written(family
     check_against_plain(runner, plain, [first, *others])
 
 
+@pytest.mark.usefixtures("_device")
 def test_a_preempted_request_goes_on_with_the_same_logits() -> None:
     module = tiny("llama")
     plain = copy.deepcopy(module)

@@ -1,7 +1,5 @@
 """A real model's runner keeps whole prompts: no forward pass, and the same draws."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

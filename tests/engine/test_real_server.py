@@ -1,7 +1,5 @@
 """A server over a real (tiny, random) model, by its HTTP API."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,5 @@
 """Sampling: each token comes as often as its probability says, and only tokens that are allowed."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

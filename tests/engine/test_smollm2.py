@@ -1,7 +1,5 @@
 """The default real model, from its wheel: it computes what transformers computes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

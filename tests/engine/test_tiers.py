@@ -1,7 +1,5 @@
 """The probe, selective attention and the tiers on real computation: small random models, and SmolLM2."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path

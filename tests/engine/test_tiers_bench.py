@@ -1,7 +1,5 @@
 """Row 002-3 on a real model's choices, rows 002-5 and 002-6 in bytes, and the bench of large shapes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Random models of each family, small enough to compute in milliseconds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -9,8 +9,6 @@ measurement, and adds to the measurements that a run of the same model left ther
 one table. `make bench-engine` runs this where torch is installed; `ARGS="--rows 000-7"` runs one row.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -5,8 +5,6 @@ take turns at each wave, not at each run: the expected difference is a few per c
 changes by more than that within a run. The command calls this module.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from bench.model_server.engine import runs

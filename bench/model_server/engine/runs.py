@@ -132,7 +132,7 @@ def config_of(
         enable_prefix_caching=cache,
         eos_token_id=NO_TOKEN,
         cache=(options if cache else None) or CacheOptions(),
-        limits=SchedulerLimits(max_num_seqs=64, max_num_batched_tokens=batch_tokens),
+        limits=SchedulerLimits(max_num_seqs=256 if bench.whole else 64, max_num_batched_tokens=batch_tokens),
     )
 
 

@@ -3,8 +3,6 @@
 The benches of the engine and of GPUs call this module.
 """
 
-from __future__ import annotations
-
 from itertools import cycle, islice
 
 SHAPES: dict[str, dict[str, int]] = {

@@ -3,8 +3,6 @@ context, and both together. The simulator's costs come from these times. The con
 the memory holds, since times do not depend on it. The command calls this module.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from bench.model_server.engine import runs
@@ -57,10 +55,7 @@ def step_times(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
         }
         for step in steps
     ]
-    goal = (
-        "none: the times that the cost model needs; attention by torch's scaled_dot_product_attention, on a GPU "
-        "FlashAttention for prompts without a context and equal contexts, else the memory-efficient kernel"
-    )
+    goal = "none: the times that the cost model needs; on a GPU by FlashAttention, decoding by CUDA graphs"
     return {"row": "step-times", "goal": goal, "rows": rows}
 
 

@@ -1,7 +1,5 @@
 """Runs the comparison on real vLLM servers from the command line: `make bench-live`."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import sys

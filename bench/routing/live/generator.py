@@ -6,8 +6,6 @@ due, and what a user says after an answer. Times count from the due moment. `Hea
 generator itself was.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import heapq

@@ -5,8 +5,6 @@ requests at the same moments, so other work of the machine disturbs all of them 
 are fresh and caches are empty. Every gateway has its defaults.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import itertools

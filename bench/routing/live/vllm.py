@@ -7,8 +7,6 @@ measured to be. The report compares what the picker learned of the servers by th
 values. The command calls this module with `--servers vllm`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import sys

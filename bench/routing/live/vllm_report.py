@@ -2,8 +2,6 @@
 and the picker's beliefs compared with the true values. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from statistics import fmean

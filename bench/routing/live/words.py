@@ -5,8 +5,6 @@ Equal segments become equal text, as in `model_server.sim.prompts`. An answer fr
 continues is the text that the server really sent. The generator calls this module.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Mapping, Sequence

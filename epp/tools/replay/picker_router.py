@@ -17,9 +17,9 @@ from epp.picker.decision import Question
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
+from model_server.sim.engine import Snapshot
 from model_server.sim.prompts import render
 from model_server.sim.request import SimRequest
-from model_server.sim.snapshot import Snapshot
 
 BASE_MODEL = "base"
 

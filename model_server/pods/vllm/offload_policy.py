@@ -9,8 +9,6 @@ Caller: vLLM. No other module of this repository may import this module, because
 the other modules run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field

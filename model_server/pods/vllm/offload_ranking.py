@@ -14,8 +14,6 @@ the tier is bounded.
 This module does no I/O, and uses nothing of vLLM but the names of its chunks. Caller: the cache policy.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence

@@ -78,6 +78,8 @@ class PagedStep:
         """
         self._memory.write(layer, self._batch.slots, key, value)
         out = torch.empty_like(query)
+        if (packed := self._batch.packed) is not None:
+            out[packed.rows] = packed.attend(layer, query[packed.rows], memory=self._memory, scaling=scaling)
         for singles in self._batch.singles:
             out[singles.rows] = self._attend_singles(layer, query[singles.rows], singles, scaling)
         for chunk in self._batch.longs:

@@ -7,8 +7,6 @@ built once for each step, and every layer reads it. Callers: the model (builds),
 (reads).
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,6 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from model_server.core.scheduler import Chunk
+from model_server.runners.hf import packed
+from model_server.runners.hf.packed import PackedTokens
 from model_server.runners.hf.views import LongChunk, ViewFor
 
 _LONG_TOKENS = 256
@@ -54,6 +54,8 @@ class StepBatch:
     """The row of each chunk's last token, in the plan's order. The shape is (chunks,)."""
     singles: tuple[SingleTokens, ...]
     longs: tuple[LongChunk, ...]
+    packed: PackedTokens | None
+    """On a GPU, all requests without a view."""
 
 
 def make_batch(
@@ -70,6 +72,7 @@ def make_batch(
     slots: list[int] = []
     last_rows: list[int] = []
     longs: list[LongChunk] = []
+    together: list[tuple[range, list[int], int]] = []
     singles: defaultdict[int, list[tuple[int, list[int], int]]] = defaultdict(list)
     for chunk in chunks:
         first_row, end = len(token_ids), chunk.start + chunk.num_tokens
@@ -82,7 +85,9 @@ def make_batch(
         ]
         last_rows.append(len(token_ids) - 1)
         view = view_for(chunk.request)
-        if chunk.num_tokens == 1 and view is None:
+        if view is None and packed.possible(device, dtype):
+            together.append((range(first_row, len(token_ids)), blocks, end))
+        elif chunk.num_tokens == 1 and view is None:
             alone = end >= _LONG_TOKENS and device.type == "cpu"
             group = -1 - first_row if alone else len(blocks).bit_length()
             singles[group].append((first_row, blocks, end))
@@ -96,6 +101,9 @@ def make_batch(
         last_rows=torch.tensor(last_rows, device=device),
         singles=tuple(_together(group, device, dtype) for group in singles.values()),
         longs=tuple(longs),
+        packed=packed.pack(together, block_size_tokens=block_size_tokens, device=device)
+        if together
+        else None,
     )
 
 

@@ -1,7 +1,5 @@
 """The errors of a model that cannot be served. The messages say what to do."""
 
-from __future__ import annotations
-
 
 class ModelError(Exception):
     """The model cannot be served."""

@@ -8,8 +8,6 @@ because even values that attention masks out must be numbers. The core decides w
 Callers: the attention function, block copies, and the store below the blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,10 +38,14 @@ class KvMemory:
         self.block_size_tokens = block_size_tokens
         self.device = device
         heads = (shape.num_kv_heads, shape.head_dim)
-        self.data = torch.zeros(
-            (shape.num_layers, 2, num_blocks, block_size_tokens, *heads), dtype=shape.dtype, device=device
+        whole = torch.zeros(
+            (shape.num_layers, 2, num_blocks + 1, block_size_tokens, *heads), dtype=shape.dtype, device=device
         )
-        self._slots = self.data.view(shape.num_layers, 2, num_blocks * block_size_tokens, *heads)
+        self.data = whole[:, :, :num_blocks]
+        self.slots = whole.view(shape.num_layers, 2, (num_blocks + 1) * block_size_tokens, *heads)
+        """The same tensor by slots, (layer, keys and values, slot, KV head, head dimension)."""
+        self.spare_slot = num_blocks * block_size_tokens
+        """A slot of no block, for tokens that belong to no request."""
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write one layer's keys and values to their slots. `slots` has the shape (tokens,); a slot is the
@@ -51,8 +53,8 @@ class KvMemory:
 
         `keys` and `values` have the shape (tokens, head, dim).
         """
-        self._slots[layer, 0].index_copy_(0, slots, keys)
-        self._slots[layer, 1].index_copy_(0, slots, values)
+        self.slots[layer, 0].index_copy_(0, slots, keys)
+        self.slots[layer, 1].index_copy_(0, slots, values)
 
     def read(
         self, layer: int, blocks: torch.Tensor, *, into: torch.Tensor | None = None

@@ -4,8 +4,7 @@
 contain everything about a request. Callers: the runner, benchmarks.
 """
 
-from __future__ import annotations
-
+import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,13 +15,15 @@ from transformers.utils import logging as transformers_logging
 
 from model_server.core.scheduler import StepPlan
 from model_server.runners.hf import attention
-from model_server.runners.hf.batch import make_batch
+from model_server.runners.hf.batch import StepBatch, make_batch
+from model_server.runners.hf.captured import CapturedSteps
 from model_server.runners.hf.errors import ModelError, UnsupportedModelError
-from model_server.runners.hf.freed_memory import keep_freed_memory
 from model_server.runners.hf.memory import KvMemory, KvShape
 from model_server.runners.hf.views import ViewFor, no_view
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+_MALLOPT = ((-3, 32 << 20), (-1, 512 << 20), (-2, 32 << 20))
+"""M_MMAP_THRESHOLD (glibc takes no larger one), M_TRIM_THRESHOLD, M_TOP_PAD of <malloc.h>, in bytes."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -69,6 +70,16 @@ def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
     return module
 
 
+def keep_freed_memory() -> bool:
+    """Keep the memory of a step's large temporary tensors in the process. glibc would return it to the
+    system, and clear each page again in the next step, which takes a tenth of a prefill's time. Return
+    whether the C library accepted the setting.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    taken = [mallopt is not None and mallopt(*each) for each in _MALLOPT]
+    return all(taken)
+
+
 class PagedModel:
     """Wraps a transformers model and replaces its attention."""
 
@@ -90,6 +101,7 @@ class PagedModel:
             block_size_tokens=block_size_tokens,
             device=module.device,
         )
+        self._captured: CapturedSteps | None = None
 
     @property
     def max_len_tokens(self) -> int:
@@ -108,15 +120,25 @@ class PagedModel:
             dtype=self.memory.shape.dtype,
             view_for=self.view_for,
         )
+        packed = batch.packed
         with torch.inference_mode():
-            out = self.module(
-                input_ids=batch.token_ids,
-                position_ids=batch.positions,
-                logits_to_keep=batch.last_rows,
-                use_cache=False,
-                paged=attention.PagedStep(batch, self.memory),
-            )
-        logits: Sequence[torch.Tensor] = out.logits[0].unbind(0)
+            if packed is None or packed.most_rows > 1 or batch.longs:
+                logits = self._compute(batch)
+            else:
+                self._captured = self._captured or CapturedSteps(self.memory, self._compute)
+                logits = self._captured.compute(batch, packed)
+        rows: Sequence[torch.Tensor] = logits.unbind(0)
+        return rows
+
+    def _compute(self, batch: StepBatch) -> torch.Tensor:
+        out = self.module(
+            input_ids=batch.token_ids,
+            position_ids=batch.positions,
+            logits_to_keep=batch.last_rows,
+            use_cache=False,
+            paged=attention.PagedStep(batch, self.memory),
+        )
+        logits: torch.Tensor = out.logits[0]
         return logits
 
 

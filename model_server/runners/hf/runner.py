@@ -1,7 +1,5 @@
 """The engine's runner over a real model. It takes a plan, and returns the sampled tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast

@@ -43,15 +43,15 @@ def test_an_invalid_flag_of_serve_is_an_error_of_one_line(
     assert said.count("\n") == 1
 
 
-def test_the_error_for_an_invalid_flag_names_that_flag_and_no_others(
+def test_the_error_for_an_invalid_flag_does_not_list_all_other_flags(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for flag, says in (("--port", "invalid int value: 'abc'"), ("--prot", "; did you mean --port?")):
-        with pytest.raises(SystemExit, match="2"):
-            main(["serve", flag, "abc"])
-        said = capsys.readouterr().err
-        assert says in said
-        assert said.count("\n") <= 2
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--port", "abc"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "invalid int value: 'abc'" in said
+    assert said.count("\n") <= 2
 
 
 def test_the_error_for_an_unknown_host_names_the_host(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,11 +14,10 @@ import pytest
 
 from bench.routing import rules
 from bench.routing.peer import Asked, HoldingRouter, Index, Pod, Rule, World
-from model_server.sim.engine import EngineShape, SimEngine
+from model_server.sim.engine import EngineShape, SimEngine, Snapshot, snapshot
 from model_server.sim.fleet import WAITS
 from model_server.sim.prompts import Segment, block_names
 from model_server.sim.request import SimRequest
-from model_server.sim.snapshot import Snapshot, snapshot
 
 NONE = (0, 0, 0)
 BLOCK = 100

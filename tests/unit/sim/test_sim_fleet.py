@@ -5,11 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from model_server.sim.engine import EngineShape
+from model_server.sim.engine import EngineShape, Snapshot
 from model_server.sim.fleet import Change, Fleet, FleetPlan, Outcome
 from model_server.sim.prompts import Segment, block_names, render
 from model_server.sim.request import Record, SimRequest
-from model_server.sim.snapshot import Snapshot
 
 SHAPE = EngineShape(num_blocks=200, block_tokens=16)
 
