@@ -187,10 +187,8 @@ def test_tracing_reaches_picker_and_envoy_and_is_absent_while_off(helm: Helm, tm
 
 
 def test_every_field_of_the_program_can_be_set(helm: Helm, tmp_path: Path) -> None:
-    values = {
-        "config": {"envoy": {"maxBodyBytes": 70000}, "admin": {"hosts": ["a.example"]}, "drainSeconds": 1}
-    }
-    config = config_of(helm.render(GATEWAY, values), tmp_path)
+    fields = {"envoy": {"maxBodyBytes": 70000}, "admin": {"hosts": ["a.example"]}, "drainSeconds": 1}
+    config = config_of(helm.render(GATEWAY, {"config": fields}), tmp_path)
     assert (config.envoy.max_body_bytes, config.admin.hosts, config.drain_seconds) == (
         70000,
         ("a.example",),

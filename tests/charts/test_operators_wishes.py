@@ -185,14 +185,12 @@ def test_services_take_the_families_of_addresses_that_are_asked_for(helm: Helm) 
 def test_monitors_take_relabelings(helm: Helm) -> None:
     rule = {"sourceLabels": ["pod"], "targetLabel": "instance"}
     monitor = {"enabled": True, "relabelings": [rule], "metricRelabelings": [rule]}
-    ends = of_kind(helm.render(GATEWAY, {"monitoring": {"serviceMonitor": monitor}}), "ServiceMonitor")[
-        "spec"
-    ]["endpoints"]
+    objects = helm.render(GATEWAY, {"monitoring": {"serviceMonitor": monitor}})
+    ends = of_kind(objects, "ServiceMonitor")["spec"]["endpoints"]
     assert all(end["relabelings"][-1] == rule and rule in end["metricRelabelings"] for end in ends)
     assert len(ends) == 2
-    (end,) = of_kind(helm.render(MODEL_SERVER, {"monitoring": {"podMonitor": monitor}}), "PodMonitor")[
-        "spec"
-    ]["podMetricsEndpoints"]
+    objects = helm.render(MODEL_SERVER, {"monitoring": {"podMonitor": monitor}})
+    (end,) = of_kind(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
     assert end["relabelings"] == end["metricRelabelings"] == [rule]
 
 
@@ -221,10 +219,8 @@ def test_job_loads_the_releases_own_service_and_is_never_one_of_its_pods(helm: H
     made = of_kind(objects, "Job")
     service = of_kind(objects, "Service", "gateway-prefix-gateway")
     args = container(made)["args"]
-    assert (
-        args[args.index("--host") + 1]
-        == f"http://gateway-prefix-gateway:{service['spec']['ports'][0]['port']}"
-    )
+    host = args[args.index("--host") + 1]
+    assert host == f"http://gateway-prefix-gateway:{service['spec']['ports'][0]['port']}"
     labels = made["spec"]["template"]["metadata"]["labels"]
     assert not service["spec"]["selector"].items() <= labels.items()
     tls = container(job(helm, loadTest=ON, tls={"secretName": "certificate"}))["args"]

@@ -204,9 +204,8 @@ SWITCHES = {
 
 @CHARTS
 def test_every_switch_makes_its_object_and_the_rest_still_serves(helm: Helm, chart: Path) -> None:
-    made, left = (
-        {each["kind"] for each in helm.render(chart, switched(chart, on=on))} for on in (True, False)
-    )
+    rendered = (helm.render(chart, switched(chart, on=on)) for on in (True, False))
+    made, left = ({each["kind"] for each in objects} for objects in rendered)
     assert made - left - {"RoleBinding"} == set(SWITCHES[chart].values())
     assert "Deployment" in left
 
@@ -235,9 +234,8 @@ def test_helm_test_asks_the_address_that_clients_use(
     helm: Helm, values: dict[str, Any], url: str | None
 ) -> None:
     tests = [each for each in helm.render(GATEWAY, values) if each["kind"] == "Pod"]
-    asked = [
-        e["value"] for o in tests for e in o["spec"]["containers"][0]["env"] if e["name"] == "GATEWAY_URL"
-    ]
+    variables = [each for o in tests for each in o["spec"]["containers"][0]["env"]]
+    asked = [each["value"] for each in variables if each["name"] == "GATEWAY_URL"]
     assert asked == ([url] if url else [])
 
 
@@ -299,9 +297,8 @@ def test_vllm_has_a_home_that_any_user_may_write(helm: Helm) -> None:
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert ("runAsUser" in spec["securityContext"]) == (not given)
     own = {"profile": {"extraEnv": {"HOME": "/home/vllm"}}}
-    (server,) = of_kind(helm.render(MODEL_SERVER, own), "Deployment")["spec"]["template"]["spec"][
-        "containers"
-    ]
+    spec = of_kind(helm.render(MODEL_SERVER, own), "Deployment")["spec"]["template"]["spec"]
+    (server,) = spec["containers"]
     assert [each["value"] for each in server["env"] if each["name"] == "HOME"] == ["/home/vllm"]
 
 

@@ -25,7 +25,7 @@ from tests.cluster.installed import (
     Installed,
     site_on,
 )
-from tests.cluster.steady_load import SteadyLoad, send_completion, steady_load
+from tests.cluster.steady_load import SteadyLoad, prefix, send_completion, steady_load
 from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
 from tests.cluster_env.go_programs import Keda
 from tests.harness.certificate import CERTIFICATE, make_certificate, write_tls
@@ -43,6 +43,8 @@ ADDRESSES: Final = 7
 """Addresses of the node: those of the pods at rest and one more, so that the pods that come later have the
 addresses of pods that ended."""
 NODE: Final = "node-1"
+BURST: Final = 48
+TARGET: Final = 0.5  # the saturation at which KEDA keeps the number of servers, by the chart's default
 
 
 async def test_the_acts_of_the_second_day_fail_no_request(
@@ -175,19 +177,28 @@ async def from_zero(
             except (aiohttp.ClientConnectionError, aiohttp.ClientResponseError):
                 return []
 
-        async def share() -> bool:
-            return await values("count(epp_sharing_peers >= 1)") == [2 * WORKERS]
+        async def shows(of: str, value: int) -> bool:
+            return await values(of) == [value]
 
         async def replicas() -> int:
             return int((await site.get("deployment", SERVERS))["spec"]["replicas"])
 
-        await wait_until(share, what="all pickers share, as Prometheus sees them", timeout_s=120)
+        async def wait(of: str, value: int, *, what: str) -> None:
+            await wait_until(lambda: shows(of, value), what=what, timeout_s=120)
+
+        too_few = f"{query} > bool {TARGET}"
+        await wait("count(epp_sharing_peers >= 1)", 2 * WORKERS, what="all pickers share")
         async with kedas_operator(site, node, keda, folder):
             assert await values(query) == [], "no load is known, so KEDA changes nothing"
             assert await replicas() == 0
             outcome = await send_completion(session, url, "the first of all")
             assert not outcome.fault, f"{outcome.fault}\n{(folder / 'keda.err').read_text()[-4000:]}"
             assert await replicas() == 1
+            await wait("min(epp_pool_servers)", 1, what="Prometheus reads the first server")
+            assert await shows(too_few, 0), "one request starts one server"
+            burst = [asyncio.create_task(send_completion(session, url, prefix(n))) for n in range(BURST)]
+            await wait(too_few, 1, what="KEDA's query asks for more servers")
+            assert not [sent.fault for sent in await asyncio.gather(*burst) if sent.fault]
             scaler = (await site.get("hpa", f"keda-hpa-{SERVERS}"))["spec"]
             assert (scaler["minReplicas"], scaler["maxReplicas"]) == (1, 4), "it scales from one server on"
     return f"from zero: answered after {outcome.seconds:.1f} s"
