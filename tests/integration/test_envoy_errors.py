@@ -17,32 +17,24 @@ pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 BODY = b'{"model": "m", "prompt": "hello"}'
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: gateway\r\n"
 
+GET = b"GET / HTTP/1.1\r\nhost: a\r\n"
+UPGRADE = b"connection: upgrade\r\nupgrade: websocket\r\ncontent-length: 0\r\n\r\n"
 MALFORMED = {
-    "no HTTP at all": (b"GARBAGE\r\n\r\n", 400, "malformed_request"),
-    "a space in a field name": (
-        b"GET / HTTP/1.1\r\nhost: a\r\nbad header: x\r\n\r\n",
-        400,
-        "malformed_request",
-    ),
-    "a NUL in a field": (b"GET / HTTP/1.1\r\nhost: a\r\nx: a\x00b\r\n\r\n", 400, "malformed_request"),
-    "no host": (b"GET / HTTP/1.1\r\n\r\n", 400, "malformed_request"),
-    "a fragment": (b"GET /v1/models#x HTTP/1.1\r\nhost: a\r\n\r\n", 400, "malformed_request"),
-    "two lengths": (POST + b"content-length: 3\r\ncontent-length: 4\r\n\r\nabcd", 400, "malformed_request"),
-    "a length that is none": (POST + b"content-length: abc\r\n\r\n", 400, "malformed_request"),
-    "a length and chunks": (
-        POST + b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        400,
-        "malformed_request",
-    ),
+    "no HTTP at all": b"GARBAGE\r\n\r\n",
+    "a space in a field name": GET + b"bad header: x\r\n\r\n",
+    "a NUL in a field": GET + b"x: a\x00b\r\n\r\n",
+    "no host": b"GET / HTTP/1.1\r\n\r\n",
+    "a fragment": b"GET /v1/models#x HTTP/1.1\r\nhost: a\r\n\r\n",
+    "two lengths": POST + b"content-length: 3\r\ncontent-length: 4\r\n\r\nabcd",
+    "a length that is none": POST + b"content-length: abc\r\n\r\n",
+    "a length and chunks": POST + b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a websocket by POST": POST + UPGRADE,
+}
+REFUSED = {name: (sent, 400, "malformed_request") for name, sent in MALFORMED.items()} | {
     "a transfer encoding": (POST + b"transfer-encoding: gzip\r\n\r\n", 501, "transfer_encoding"),
     "fields of 90 KB": (POST + b"x: " + b"a" * 90_000 + b"\r\n\r\n", 431, "headers_too_large"),
     "CONNECT": (b"CONNECT a:80 HTTP/1.1\r\nhost: a:80\r\n\r\n", 404, "path_not_served"),
     "no path": (b"OPTIONS * HTTP/1.1\r\nhost: a\r\n\r\n", 404, "path_not_served"),
-    "a websocket by POST": (
-        POST + b"connection: upgrade\r\nupgrade: websocket\r\ncontent-length: 0\r\n\r\n",
-        400,
-        "malformed_request",
-    ),
 }
 
 
@@ -56,7 +48,7 @@ def at(site: Gateway | EnvoyBench) -> Address:
     return Address.parse(site.config.envoy.listen)
 
 
-@pytest.mark.parametrize(("request_bytes", "status", "code"), MALFORMED.values(), ids=MALFORMED)
+@pytest.mark.parametrize(("request_bytes", "status", "code"), REFUSED.values(), ids=REFUSED)
 async def test_an_invalid_request_gets_its_error_in_json(
     gateway: Gateway, request_bytes: bytes, status: int, code: str
 ) -> None:
@@ -66,12 +58,9 @@ async def test_an_invalid_request_gets_its_error_in_json(
     assert "content-type: application/json" in reply.head
     assert json.loads(reply.body)["type"] == "error", "as Anthropic's clients want it"
     error = reply.error()
-    assert (error["code"], error["type"] != "", error["message"] != "", error["param"]) == (
-        code,
-        True,
-        True,
-        None,
-    )
+    assert (error["code"], error["param"]) == (code, None)
+    assert error["type"]
+    assert error["message"]
     assert len(gateway.backends[0].prompts) == before
 
 

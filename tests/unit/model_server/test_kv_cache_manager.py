@@ -118,12 +118,6 @@ def test_different_adapters_and_salts_share_no_blocks(stranger: dict[str, object
     assert admit(manager, request_of(64, **owner)) == 48  # type: ignore[arg-type]  # as above
 
 
-def test_adapter_and_salt_are_not_confused() -> None:
-    manager = manager_of(20)
-    admit(manager, request_of(64, adapter=Adapter("x")))
-    assert admit(manager, request_of(64, salt="x")) == 0
-
-
 def test_without_prefix_caching_nothing_is_found() -> None:
     manager = manager_of(20, caching=False)
     admit(manager, request_of(64))

@@ -47,10 +47,6 @@ def put(store: PrefixStore, hashes: list[BlockHash]) -> int:
     return store.put(hashes, records(hashes))
 
 
-def num_held(store: PrefixStore, hashes: list[BlockHash]) -> int:
-    return store.num_held(hashes)
-
-
 @contextmanager
 def few_files() -> Iterator[None]:
     """Limit the files of the process to those that it has open, and 40 more."""
@@ -76,7 +72,7 @@ def test_a_store_has_more_segments_than_its_process_may_have_open_files(tmp_path
         for own in store.segments():
             check_segment(own)
         store.check_integrity()
-    assert [num_held(store, hashes) for hashes in prefixes] == [2] * 100
+    assert [store.num_held(hashes) for hashes in prefixes] == [2] * 100
 
 
 def test_a_replaced_or_removed_segment_is_read_only_while_it_is_open(tmp_path: Path) -> None:
@@ -89,7 +85,7 @@ def test_a_replaced_or_removed_segment_is_read_only_while_it_is_open(tmp_path: P
     with pytest.raises(DamagedSegmentError, match="replaced"):
         before.layer(0)
     store.drop_unreadable([before])
-    assert num_held(store, ONE) == 3, "the new segment is whole"
+    assert store.num_held(ONE) == 3, "the new segment is whole"
     [(after, _)] = store.match(ONE)
     after.path.unlink()
     put(store, chain(range(200, 208)))
@@ -97,7 +93,7 @@ def test_a_replaced_or_removed_segment_is_read_only_while_it_is_open(tmp_path: P
         after.layer(0)
     store.drop_unreadable([after])
     store.check_integrity()
-    assert num_held(store, ONE) == 0
+    assert store.num_held(ONE) == 0
 
 
 def test_a_prefix_that_can_never_fit_evicts_nothing(tmp_path: Path) -> None:
@@ -108,7 +104,7 @@ def test_a_prefix_that_can_never_fit_evicts_nothing(tmp_path: Path) -> None:
         put(store, long)
     with pytest.raises(StoreError, match="do not fit"):
         put(store, chain(range(1, 5001)))
-    assert num_held(store, ONE) == 3
+    assert store.num_held(ONE) == 3
     store.check_integrity()
 
 
@@ -128,17 +124,17 @@ def test_the_least_recently_used_leaf_goes_first_also_after_a_restart(tmp_path: 
     room = 2 * newest.size_bytes + 10
     store = opened(tmp_path, capacity_bytes=room)
     store.check_integrity()
-    assert [num_held(store, hashes) for hashes in (tall[1], prefix(2000), prefix(3000))] == [0, 20, 20]
+    assert [store.num_held(hashes) for hashes in (tall[1], prefix(2000), prefix(3000))] == [0, 20, 20]
     store.close()
     store = opened(tmp_path)
     store.match(prefix(2000))
     for start in count(4000, 1000):
         put(store, prefix(start))
         store.check_integrity()
-        if not num_held(store, prefix(3000)):
+        if not store.num_held(prefix(3000)):
             break
         assert start < 20_000
-    assert num_held(store, prefix(2000)) == 20, "this prefix was used last"
+    assert store.num_held(prefix(2000)) == 20, "this prefix was used last"
     store.close()
 
 
@@ -282,7 +278,7 @@ def test_a_forged_segment_is_dropped_at_the_start(tmp_path: Path, how: str) -> N
     path.write_bytes(HOSTILE[how]())
     store = opened(tmp_path)
     store.check_integrity()
-    assert [num_held(store, hashes) for hashes in (ONE, whole)] == [0, 2]
+    assert [store.num_held(hashes) for hashes in (ONE, whole)] == [0, 2]
     assert not path.exists()
     store.close()
 
@@ -292,7 +288,7 @@ def test_the_forged_segments_have_only_the_named_fault(tmp_path: Path) -> None:
     store.close()
     (tmp_path / f"{ONE[0].hex()}.kv").write_bytes(segment_of())
     store = opened(tmp_path)
-    assert num_held(store, ONE) == 3
+    assert store.num_held(ONE) == 3
     with pytest.raises(DamagedSegmentError):
         store.segments()[0].layer(0)
     store.close()
@@ -371,6 +367,6 @@ def test_a_description_that_cannot_be_read_costs_only_its_node(
 
     monkeypatch.setattr(os, "pread", pread)
     store = opened(tmp_path)
-    assert [num_held(store, hashes) for hashes in (ONE, whole)] == [0, 2]
+    assert [store.num_held(hashes) for hashes in (ONE, whole)] == [0, 2]
     store.check_integrity()
     store.close()
