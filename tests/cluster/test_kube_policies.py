@@ -127,11 +127,7 @@ async def test_all_workers_of_one_pod_route_by_the_policy(
     async with running_site(cluster, namespace, tmp_path, pods=2, workers=2) as site:
         site.policies.apply("p", rule="affinity")
         await site.policies.wait_conditions("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
-
-        async def both() -> bool:
-            return await site.picker.metric("epp_policy_info", policy="p", rule="affinity") == 2
-
-        await wait_until(both, what="both workers route by the policy")
+        await site.picker.wait_metric_is("epp_policy_info", 2, policy="p", rule="affinity")
         assert await site.picker.metric("epp_endpoint_ready") == 4
 
 

@@ -1,7 +1,7 @@
 """One gateway with its picker and three model servers, started once for all tests of its dialect."""
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,11 +72,7 @@ class Setup:
 
     async def listed(self) -> None:
         """Wait until the picker knows the models of every server."""
-
-        async def known() -> bool:
-            return await self.picker.metric("epp_endpoints_without_model_list") == 0
-
-        await wait_until(known, what="every server has listed its models")
+        await self.picker.wait_metric_is("epp_endpoints_without_model_list", 0)
 
     async def decision(self, request_id: str, **expected: Any) -> dict[str, Any]:
         """Return the decision about one request, once it has the values in `expected`."""
@@ -101,27 +97,27 @@ class Setup:
             listed: list[dict[str, Any]] = (await response.json())["endpoints"]
             return listed
 
+    async def until(self, holds: Callable[[list[dict[str, Any]]], bool], *, what: str) -> None:
+        """Wait until the picker's page of endpoints says so."""
+
+        async def said() -> bool:
+            return holds(await self.endpoints())
+
+        await wait_until(said, what=what)
+
     async def use(self, backends: Sequence[Backend], *, roles: Mapping[str, str] | None = None) -> None:
         """Put these servers into the picker's endpoints file, with `roles` by name. The gateway knows all
         servers.
         """
         write_endpoints(self.config, backends, roles=roles, rewrites=[REWRITE])
         wanted = {str(b.address) for b in backends}
-
-        async def follows() -> bool:
-            return {e["address"] for e in await self.endpoints()} == wanted
-
-        await wait_until(follows, what=f"the picker holds {wanted}")
+        await self.until(lambda seen: {e["address"] for e in seen} == wanted, what=f"it holds {wanted}")
         await self.listed()
 
     async def policy(self, name: str, **more: Any) -> None:
         """Wait until the picker routes by the policy."""
         write_policy(self.config, {**CALM, **more}, name=name)
-
-        async def used() -> bool:
-            return await self.picker.metric("epp_policy_info", policy=name) == 1
-
-        await wait_until(used, what=f"the picker uses the policy {name}")
+        await self.picker.wait_metric_is("epp_policy_info", 1, policy=name)
 
     def ideal_hit_ratio(self, marker: str) -> float:
         """Of the prompts with `marker` in them, return the share that the chosen server had seen, as if its

@@ -118,11 +118,7 @@ async def test_prefill_server_is_named_to_decode_server_and_no_client_names_one(
     await setup.use((prefiller, decoder), roles={"s0": "prefill", "s1": "decode"})
     await setup.policy("apart", cost={"stalledRequestWeight": 5}, disaggregation={"minUncachedTokens": 64})
     try:
-
-        async def busy() -> bool:
-            return any(each["running"] == 8 for each in await setup.endpoints())
-
-        await wait_until(busy, what="the decode server is known to be busy")
+        await setup.until(lambda seen: any(each["running"] == 8 for each in seen), what="it is known as busy")
         await setup.picker.reads_bodies()
         reply = await setup.client.complete(f"computed elsewhere {WORDS * 200}", headers=own)
         assert (reply.status, reply.served_by) == (200, "s1")
@@ -171,11 +167,7 @@ async def test_dead_first_choice_is_passed_over_at_once_or_after_failed_scrapes(
             await wait_until(served, what="the picker leaves the dead server out")
     finally:
         await dead.start()
-
-    async def all_back() -> bool:
-        return all(each["ready"] for each in await setup.endpoints())
-
-    await wait_until(all_back, what="the server is back")
+    await setup.until(lambda seen: all(each["ready"] for each in seen), what="the server is back")
 
 
 async def test_a_fleet_without_endpoints_is_a_503_where_the_gateway_shows_it(setup: Setup) -> None:
@@ -194,12 +186,8 @@ async def test_a_full_fleet_is_a_429_where_the_gateway_shows_it(setup: Setup) ->
     for backend in setup.backends:
         backend.metrics["vllm:num_requests_waiting"] = 9
     await setup.policy("full", load={"maxWaiting": 3, "whenSaturated": "Reject", "retryAfterSeconds": 7})
-
-    async def full() -> bool:
-        return all(each["waiting"] == 9 for each in await setup.endpoints())
-
     try:
-        await wait_until(full, what="the picker knows that every server has a queue")
+        await setup.until(lambda seen: all(each["waiting"] == 9 for each in seen), what="all have a queue")
         await setup.picker.reads_bodies()
         reply = await setup.client.complete("too much")
     finally:
@@ -243,11 +231,7 @@ async def test_a_client_that_goes_leaves_no_load_behind(setup: Setup) -> None:
             backend.behaviour.before_last.open()
             backend.behaviour.chunks = 1
     await setup.decision("going", outcome=setup.shape.abort_is)
-
-    async def idle() -> bool:
-        return all(not each["in_flight"] for each in await setup.endpoints())
-
-    await wait_until(idle, what="no request in flight")
+    await setup.until(lambda seen: not any(each["in_flight"] for each in seen), what="none is in flight")
 
 
 async def test_a_body_that_ends_in_trailers_is_read_and_passed_on(setup: Setup) -> None:

@@ -133,11 +133,21 @@ class PickerProcess:
         """Return the sum of a metric's samples with these labels, over all workers."""
         return _total(await self.metrics(), name, **labels)
 
-    async def idle(self) -> None:
-        async def free() -> bool:
-            return await self.metric("epp_in_flight") == 0
+    async def wait_metric(self, name: str, *, at_least: float, **labels: str) -> None:
+        async def reached() -> bool:
+            return await self.metric(name, **labels) >= at_least
 
-        await wait_until(free, what="no request is booked")
+        await wait_until(reached, what=f"{name} {labels} >= {at_least:g}")
+
+    async def wait_metric_is(self, name: str, value: float, **labels: str) -> None:
+        async def equal() -> bool:
+            return await self.metric(name, **labels) == value
+
+        await wait_until(equal, what=f"{name} {labels} == {value:g}")
+
+    async def idle(self) -> None:
+        """Wait until no request is booked."""
+        await self.wait_metric_is("epp_in_flight", 0)
 
     async def reads_bodies(self) -> None:
         """Wait until each worker is sure to read the bodies of its next 15 requests.

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -99,15 +98,11 @@ async def test_one_failure_is_enough_and_a_probe_finds_the_recovery(
         assert len(sick.prompts) == 1, "a trial is owed after 64 requests, or once a probe has succeeded"
         assert await gateway.picker.metric("epp_probes_total", verdict="ill") >= 3
         sick.behaviour = Behaviour()
-        await wait_until(lambda: well(gateway), what="a probe succeeds")
+        await gateway.picker.wait_metric("epp_probes_total", at_least=1, verdict="well")
         for _ in range(8):
             assert (await complete_anew(gateway)).status == 200
         assert len(sick.prompts) >= 3, "two trials at once, then its share"
         assert not await left_out(gateway, "s0")
-
-
-async def well(gateway: Gateway) -> bool:
-    return await gateway.picker.metric("epp_probes_total", verdict="well") > 0
 
 
 @pytest.mark.core
@@ -174,10 +169,6 @@ async def cut_answers(gateway: Gateway, name: str) -> float:
     return await gateway.picker.metric("epp_cut_answers_total", endpoint=name)
 
 
-async def has_cut(gateway: Gateway, name: str, *, times: float) -> bool:
-    return await cut_answers(gateway, name) == times
-
-
 @pytest.mark.core
 async def test_a_server_that_cuts_its_answers_gets_only_trials_and_comes_back(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, backends=4, policy=POLICY) as gateway:
@@ -195,7 +186,7 @@ async def test_a_server_that_cuts_its_answers_gets_only_trials_and_comes_back(tm
         )
         sick.behaviour = Behaviour()
         await back(gateway, "s0")
-        await wait_until(partial(has_cut, gateway, "s0", times=seen), what="each cut counts once")
+        await gateway.picker.wait_metric_is("epp_cut_answers_total", seen, endpoint="s0")
         assert await gateway.picker.metric("epp_protocol_errors_total") == 0
 
 
@@ -220,9 +211,7 @@ async def test_clients_that_leave_and_answers_that_never_began_are_no_cuts(tmp_p
         cuts.behaviour.cuts = "chunked"
         while await comes_whole(gateway):
             pass
-        await wait_until(
-            lambda: has_cut(gateway, "s2", times=1), what="the picker hears of the one cut answer"
-        )
+        await gateway.picker.wait_metric_is("epp_cut_answers_total", 1, endpoint="s2")
         assert await cut_answers(gateway, "s0") == await cut_answers(gateway, "s1") == 0
         assert await gateway.picker.metric("epp_endpoint_failure_share", endpoint="s0") == 0
 

@@ -13,7 +13,6 @@ from epp.picker.server_caches import Roots
 from epp.sources.sharing.batches import channel_of
 from tests.harness.backend import Backend, running_backend
 from tests.harness.gateway import PickerProcess, config_in, running_picker, write_endpoints
-from tests.harness.processes import wait_until
 from tests.harness.redis_server import RedisServer, running_redis
 
 SECRET = b"of the pickers in these tests"
@@ -47,13 +46,6 @@ async def picker_on(directory: Path, backend: Backend, redis: RedisServer) -> As
         yield picker
 
 
-async def counted(picker: PickerProcess, name: str, **labels: str) -> None:
-    async def counts() -> bool:
-        return await picker.metric(name, **labels) > 0
-
-    await wait_until(counts, what=f"{name} counts it")
-
-
 async def test_invalid_values_in_redis_end_no_running_and_no_starting_picker(tmp_path: Path) -> None:
     async with (
         running_redis(tmp_path) as redis,
@@ -68,15 +60,11 @@ async def test_invalid_values_in_redis_end_no_running_and_no_starting_picker(tmp
         for junk in junks:
             await client.xadd(stream, {b"b": junk})
         async with picker_on(tmp_path, backend, redis) as picker:
-            await counted(picker, name, reason="malformed")
+            await picker.wait_metric(name, at_least=1, reason="malformed")
             before = await picker.metric(name, reason="malformed")
             for junk in junks:
                 await client.xadd(stream, {b"b": junk})
-
-            async def skipped() -> bool:
-                return await picker.metric(name, reason="malformed") >= before + len(junks)
-
-            await wait_until(skipped, what="all are skipped")
+            await picker.wait_metric(name, at_least=before + len(junks), reason="malformed")
             assert await picker.metric("epp_source_failures_total") == 0
             assert await picker.process.terminate() == 0
 
@@ -89,10 +77,10 @@ async def test_a_huge_value_in_redis_is_not_read_and_the_picker_goes_on(tmp_path
         aredis.Redis(port=redis.port, protocol=2) as client,
         picker_on(tmp_path, backend, redis) as picker,
     ):
-        await counted(picker, "epp_sharing_connected")
+        await picker.wait_metric("epp_sharing_connected", at_least=1)
         await client.xadd(f"{channel()}:stream", {b"b": b"x" * 100_000_000})
-        await counted(picker, "epp_sharing_errors_total", reason="refused")
+        await picker.wait_metric("epp_sharing_errors_total", at_least=1, reason="refused")
         status = Path(f"/proc/{picker.process.pid}/status").read_text().split()
         # The reader's buffer of the entry counts, whose size varies: 258,000 were seen on a busy machine.
         assert int(status[status.index("VmHWM:") + 1]) < 320_000, "kB"
-        await counted(picker, "epp_sharing_connected")
+        await picker.wait_metric("epp_sharing_connected", at_least=1)

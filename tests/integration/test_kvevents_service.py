@@ -258,12 +258,6 @@ async def test_the_gateway_with_the_section_follows_its_server(tmp_path: Path) -
             reply = await by.request("POST", "/v1/completions", body=body)
             assert reply.status == 200, reply.body
 
-        async def said(name: str, *, at_least: float = 1.0, **labels: str) -> None:
-            async def it_is() -> bool:
-                return await picker.metric(name, **labels) >= at_least
-
-            await wait_until(it_is, what=f"{name} {labels}")
-
         async def learned() -> bool:
             states = [await picker.metric("epp_exact_model", state=state) for state in ("checking", "on")]
             return any(value > 0 for value in states)
@@ -271,9 +265,9 @@ async def test_the_gateway_with_the_section_follows_its_server(tmp_path: Path) -
         await complete(1)
         await wait_until(learned, what="the first event is read")
         await complete(1)  # the first one may have come before the event
-        await said("epp_exact_model", state="on")
-        await said("epp_exact_endpoint", state="following")
+        await picker.wait_metric("epp_exact_model", at_least=1, state="on")
+        await picker.wait_metric("epp_exact_endpoint", at_least=1, state="following")
         for seed in range(2, 6):  # More than the cache can hold, and the picker sees none of them.
             await complete(seed, by=others)
-        await said("epp_exact_corrections_total", kind="forgotten")
+        await picker.wait_metric("epp_exact_corrections_total", at_least=1, kind="forgotten")
         assert await picker.metric("epp_exact_prompts_total", result="missed") == 0

@@ -67,10 +67,7 @@ async def test_without_file_descriptors_scrapes_and_sharing_fail_and_recover(tmp
         def says(pattern: str) -> bool:
             return re.search(pattern, picker.process.stderr.read_text()) is not None
 
-        async def shares() -> bool:
-            return await picker.metric("epp_sharing_connected") == 1
-
-        await wait_until(shares, what="the picker has Redis")
+        await picker.wait_metric_is("epp_sharing_connected", 1)
         with limited(picker.process.pid, resource.RLIMIT_NOFILE, 3):
             await again.stop()
             await again.start()
@@ -83,5 +80,5 @@ async def test_without_file_descriptors_scrapes_and_sharing_fail_and_recover(tmp
                 await wait_until(partial(says, said), what=said)
             assert await answered(gateway, "hello") == 200
         await wait_until(scraped, what="the server is scraped again")
-        await wait_until(shares, what="the picker has Redis again")
+        await picker.wait_metric_is("epp_sharing_connected", 1)
         assert await answered(gateway, "hello") == 200
