@@ -18,7 +18,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from epp.base.types import Address, Endpoint, EndpointName
-from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
+from epp.config.policy import PolicySpec, Sampling
 from epp.config.sections import Listen
 from epp.picker.picker import Picker
 from epp.protocol.asking import StreamSettings
@@ -30,6 +30,7 @@ from tests.harness.listening import WebServer
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
 from tests.harness.seen import Seen
+from tests.unit.picker.picker_questions import policy_of
 
 pytestmark = [
     pytest.mark.envoy,
@@ -158,12 +159,8 @@ async def running_upstreams(count: int, *, told: asyncio.Event | None = None) ->
 
 def picker_of_ports(ports: list[int]) -> Picker:
     spec = PolicySpec(sampling=Sampling(share=0))
-    policy = Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="test"), spec=spec)
-    picker = Picker(policy, rng=random.Random(1))
-    endpoints = [
-        Endpoint(name=EndpointName(f"m{i}"), address=Address("127.0.0.1", port))
-        for i, port in enumerate(ports)
-    ]
+    picker = Picker(policy_of(spec), rng=random.Random(1))
+    endpoints = [Endpoint(EndpointName(f"m{i}"), Address("127.0.0.1", port)) for i, port in enumerate(ports)]
     picker.news.set_endpoints(endpoints, now=time.monotonic())
     return picker
 
@@ -278,10 +275,7 @@ async def test_a_body_over_envoys_own_limit_is_refused_and_leaves_nothing_behind
 @pytest.mark.parametrize("mode", ["buffered", "buffered_partial", "full_duplex", "streamed", "none"])
 async def test_a_sampled_answer_is_read_and_reaches_the_client_unchanged(rig: EnvoyRig, mode: str) -> None:
     policy = rig.picker.policy
-    sampled = Policy(
-        api_version=API_VERSION, kind=KIND, metadata=Metadata(name="all"), spec=PolicySpec(sampling=Sampling(share=1))
-    )  # fmt: skip
-    rig.picker.set_policy(sampled, now=time.monotonic())
+    rig.picker.set_policy(policy_of(PolicySpec(sampling=Sampling(share=1))), now=time.monotonic())
     try:
         body = b'{"model": "m", "prompt": "sampled", "stream": true}'
         async with rig.client.post(rig.url(mode, "/stream"), data=body) as response:

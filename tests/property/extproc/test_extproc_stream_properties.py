@@ -1,14 +1,12 @@
 """Whatever a data plane sends, the stream answers or gives a reason, and leaves nothing booked."""
 
 import json
-import random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from epp.base.types import Address, Endpoint, EndpointName
-from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
+from epp.config.policy import PolicySpec, Sampling
 from epp.picker.picker import Picker
 from epp.protocol.asking import StreamContext, StreamSettings
 from epp.protocol.codec import encode
@@ -28,16 +26,12 @@ from epp.protocol.http_events import (
 )
 from epp.protocol.stream import HttpStream
 from tests.harness.seen import Seen
+from tests.unit.picker.picker_questions import a_picker, endpoints
 
 
 def sampling_picker() -> Picker:
     spec = PolicySpec(sampling=Sampling(share=0.5), debug_header="x-why")
-    policy = Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="p"), spec=spec)
-    picker = Picker(policy, rng=random.Random(1))
-    picker.news.set_endpoints(
-        [Endpoint(name=EndpointName(f"e{i}"), address=Address(f"10.0.0.{i}", 80)) for i in (1, 2, 3)], now=0.0
-    )
-    return picker
+    return a_picker(spec, on=endpoints("abc"), seed=1)
 
 
 def make_stream(picker: Picker, given_settings: StreamSettings) -> HttpStream:
@@ -77,7 +71,7 @@ VALUES = st.sampled_from(
         "7",
         "-1",
         "9" * 30,
-        "10.0.0.1:80",
+        "10.0.0.1:8000",
         "gzip",
         "text/event-stream",
         "",

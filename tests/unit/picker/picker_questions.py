@@ -10,6 +10,7 @@ from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.integrity import check_integrity
+from tests.unit.picker.endpoints.fleets import state_of
 
 ADDRESSES = {name: Address(f"10.0.0.{i}", 8000) for i, name in enumerate("abcdefghi", start=1)}
 A, B, C, D = (ADDRESSES[name] for name in "abcd")
@@ -20,8 +21,8 @@ def endpoints(names: str, *, model: str = "", adapters: Sequence[str] = ()) -> l
     return [Endpoint(EndpointName(n), ADDRESSES[n], model=model, adapters=frozenset(adapters)) for n in names]
 
 
-def policy_of(spec: PolicySpec) -> Policy:
-    return Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="test"), spec=spec)
+def policy_of(spec: PolicySpec, name: str = "test") -> Policy:
+    return Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name=name), spec=spec)
 
 
 def a_picker(spec: PolicySpec = PolicySpec(), *, on: Sequence[Endpoint] = (), seed: int = 0) -> Picker:  # noqa: B008 - frozen
@@ -76,9 +77,7 @@ def check(picker: Picker) -> None:
 
 
 def state(picker: Picker, name: str) -> EndpointState:
-    found = picker.fleet.get(EndpointName(name))
-    assert found is not None
-    return found
+    return state_of(picker.fleet, name)
 
 
 def in_flight(picker: Picker) -> dict[str, int]:

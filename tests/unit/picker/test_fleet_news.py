@@ -11,7 +11,7 @@ from epp.config.policy import FailureSettings, PolicySpec
 from epp.picker.events import Cut, Pick, PickerEvent
 from epp.picker.gate import NO_CLAIM, Gate
 from epp.picker.picker import Picker
-from tests.unit.picker.picker_questions import A, a_picker, ask, endpoints, serve, text
+from tests.unit.picker.picker_questions import A, a_picker, ask, endpoints, serve, state, text
 from tests.unit.picker.sick_servers import SICK, Traffic, begins
 
 
@@ -96,10 +96,9 @@ def test_one_cut_answer_counts_as_one_failure_and_is_forgotten() -> None:
     events: list[PickerEvent] = []
     picker.subscribe(events.append)
     assert picker.news.answer_cut(A, now=1.0)
-    state = picker.fleet.get(EndpointName("a"))
-    assert state is not None
-    assert picker.fleet.failures.share(state, now=1.0) == pytest.approx(0.2)
-    assert [(type(event), event.server) for event in events if isinstance(event, Cut)] == [(Cut, state)]
+    server = state(picker, "a")
+    assert picker.fleet.failures.share(server, now=1.0) == pytest.approx(0.2)
+    assert [(type(event), event.server) for event in events if isinstance(event, Cut)] == [(Cut, server)]
     picker.housekeep(now=60.0)
     assert not picker.fleet.failures.marks
 
@@ -114,39 +113,37 @@ def test_answers_that_end_without_a_cut_lower_the_failure_share() -> None:
     picker = a_picker()
     for _ in range(4):
         picker.news.answer_cut(A, now=1.0)
-    state = picker.fleet.get(EndpointName("a"))
-    assert state is not None
-    assert picker.news.left_out(now=1.0)[state] == "its answers break off midway"
+    server = state(picker, "a")
+    assert picker.news.left_out(now=1.0)[server] == "its answers break off midway"
     pick = next(
         p
         for p in (picker.pick(ask(b"", stream=True), now=60.0) for _ in range(4))
         if p.decision.chosen == "a"
     )
     picker.on_response_headers(pick, status=200, served=A, now=60.1)
-    assert picker.fleet.failures.share(state, now=60.1) == pytest.approx(0.59, abs=0.01), (
+    assert picker.fleet.failures.share(server, now=60.1) == pytest.approx(0.59, abs=0.01), (
         "the answers have only begun"
     )
     picker.end(pick, outcome="ended", now=61.0)
     picker.housekeep(now=61.5)
-    assert picker.fleet.failures.share(state, now=61.5) == pytest.approx(0.59, abs=0.01), (
+    assert picker.fleet.failures.share(server, now=61.5) == pytest.approx(0.59, abs=0.01), (
         "the access log may still report them"
     )
     picker.housekeep(now=62.1)
-    assert picker.fleet.failures.share(state, now=62.1) < 0.5
+    assert picker.fleet.failures.share(server, now=62.1) < 0.5
     assert not picker.news.left_out(now=62.1)
 
 
 @pytest.mark.parametrize("answers_per_s", [10, 100, 1000])
 def test_one_cut_answer_a_second_does_not_leave_a_busy_server_out(answers_per_s: int) -> None:
     picker = a_picker()
-    state = picker.fleet.get(EndpointName("a"))
-    assert state is not None
+    server = state(picker, "a")
     for n in range(10 * answers_per_s):
         now = 1.0 + n / answers_per_s
-        picker.news.on_peer_answer(state, failed=False, now=now)
+        picker.news.on_peer_answer(server, failed=False, now=now)
         if n % answers_per_s == 0:
             picker.news.answer_cut(A, now=now)
         if n % answers_per_s == answers_per_s - 1:
             picker.housekeep(now=now)
             assert not picker.news.left_out(now=now), f"after {now:.0f} s"
-            assert picker.fleet.failures.share(state, now=now) < 0.4
+            assert picker.fleet.failures.share(server, now=now) < 0.4

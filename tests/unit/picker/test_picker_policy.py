@@ -7,12 +7,8 @@ from msgspec.structs import replace
 
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import (
-    API_VERSION,
-    KIND,
     Chunks,
     LoadSettings,
-    Metadata,
-    Policy,
     PolicySpec,
     Sampling,
     Table,
@@ -127,16 +123,12 @@ def test_an_explanation_is_one_line_of_ascii_whatever_the_names() -> None:
 NAMES = ("a", "b", "c")
 
 
-def policy(name: str, spec: PolicySpec) -> Policy:
-    return Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name=name), spec=spec)
-
-
 def picker_trying(spec: PolicySpec, tried: PolicySpec | None = None, *, seed: int = 0) -> Picker:
-    picker = Picker(policy("acts", spec), rng=random.Random(seed))
+    picker = Picker(policy_of(spec, "acts"), rng=random.Random(seed))
     picker.news.set_endpoints(
         [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate(NAMES)], now=0.0
     )
-    picker.set_dry_run(policy("tried", tried) if tried is not None else None)
+    picker.set_dry_run(policy_of(tried, "tried") if tried is not None else None)
     return picker
 
 

@@ -27,6 +27,7 @@ from tests.unit.picker.picker_questions import (
     ask,
     held_bytes,
     in_flight,
+    state,
     text,
     undone,
 )
@@ -156,9 +157,7 @@ def test_an_error_counts_against_the_prefill_endpoint() -> None:
         )
         picker.end(pick, outcome="ended", now=1.0 + n)
     for name in "ab":
-        state = picker.fleet.get(EndpointName(name))
-        assert state is not None
-        assert picker.fleet.failures.share(state, now=7.0) == 0
+        assert picker.fleet.failures.share(state(picker, name), now=7.0) == 0
 
 
 def test_another_endpoint_that_serves_request_has_no_booked_prompt_either() -> None:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 from epp.base.types import Address, Endpoint, EndpointName
-from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
+from epp.config.policy import PolicySpec, Sampling
 from epp.picker.picker import Picker
 from epp.protocol.asking import StreamContext, StreamSettings
 from epp.protocol.http_events import (
@@ -25,6 +25,7 @@ from epp.protocol.http_events import (
 from epp.protocol.stream import HttpStream
 from epp.request.rewriting import Rewrite, Rewrites, RewriteTarget
 from tests.harness.seen import Seen
+from tests.unit.picker.picker_questions import policy_of
 
 BODY = json.dumps({"model": "m", "prompt": "tell me about foxes " * 40}).encode()
 HEADERS = (
@@ -51,13 +52,8 @@ class Bench:
 
     def __init__(self, *, settings: StreamSettings | None = None, **spec: object) -> None:
         self.settings = settings or StreamSettings()
-        policy = Policy(
-            api_version=API_VERSION,
-            kind=KIND,
-            metadata=Metadata(name="t"),
-            spec=PolicySpec(**{"sampling": Sampling(share=0), **spec}),  # type: ignore[arg-type]  # any field of it
-        )
-        self.picker = Picker(policy, rng=random.Random(3))
+        policy = PolicySpec(**{"sampling": Sampling(share=0), **spec})  # type: ignore[arg-type]  # any field of it
+        self.picker = Picker(policy_of(policy), rng=random.Random(3))
         self.set_endpoints(A, B, C)
         self.seen = Seen.of(self.picker)
 
@@ -69,10 +65,7 @@ class Bench:
     def stream(self) -> HttpStream:
         return HttpStream(
             StreamContext(
-                self.picker,
-                settings=self.settings,
-                new_request_id=lambda: "made",
-                timer=lambda: 0.0,
+                self.picker, settings=self.settings, new_request_id=lambda: "made", timer=lambda: 0.0
             )
         )
 
@@ -90,6 +83,11 @@ def run(stream: HttpStream, *events: Event) -> list[Action]:
 
 def head(modes: Modes | None, *extra: tuple[str, str], end: bool = False) -> RequestHeaders:
     return RequestHeaders((*HEADERS, *extra), end_of_stream=end, modes=modes)
+
+
+def whole(modes: Modes, *extra: tuple[str, str]) -> list[Event]:
+    """Return a request as a data plane sends it in this mode."""
+    return [head(modes, *extra), *([] if modes is NONE else [RequestBody(BODY, end_of_stream=True)])]
 
 
 def routed(actions: Sequence[Action]) -> list[Answer]:
@@ -113,7 +111,7 @@ def refused(actions: Sequence[Action]) -> Refuse:
 def through(bench: Bench, modes: Modes = BUFFERED, *extra: tuple[str, str]) -> HttpStream:
     """Return a stream whose request has been routed."""
     stream = bench.stream()
-    run(stream, head(modes, *extra), *([] if modes is NONE else [RequestBody(BODY, end_of_stream=True)]))
+    run(stream, *whole(modes, *extra))
     assert bench.in_flight() > 0
     return stream
 

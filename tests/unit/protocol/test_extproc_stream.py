@@ -36,6 +36,7 @@ from tests.unit.protocol.stream_bench import (
     routed,
     run,
     slots,
+    whole,
 )
 
 # -- the order of answers in each mode -----------------------------------------------------------------------
@@ -58,8 +59,7 @@ def test_each_mode_gets_its_answers_in_order_with_the_pick_in_one_of_them(
     bench: Bench, modes: Modes, expected: list[Slot], destination_in: Slot, kind: str
 ) -> None:
     stream = bench.stream()
-    body = [] if modes is NONE else [RequestBody(BODY, end_of_stream=True)]
-    actions = run(stream, head(modes), *body)
+    actions = run(stream, *whole(modes))
     assert slots(actions) == expected
     (answer,) = routed(actions)
     assert answer.slot is destination_in

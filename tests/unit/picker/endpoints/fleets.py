@@ -2,6 +2,7 @@
 
 from epp.base.types import Endpoint, EndpointName
 from epp.config.policy import PolicySpec
+from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
 
 SPEC = PolicySpec()
@@ -13,12 +14,16 @@ def a_fleet(*endpoints: Endpoint) -> Fleet:
     return fleet
 
 
+def state_of(fleet: Fleet, name: str) -> EndpointState:
+    found = fleet.get(EndpointName(name))
+    assert found is not None
+    return found
+
+
 def fail_scrapes(fleet: Fleet, *names: str, times: int = 3) -> None:
     for name in names:
-        state = fleet.get(EndpointName(name))
-        assert state is not None
         for _ in range(times):
-            state.scrape_failed(now=1.0)
+            state_of(fleet, name).scrape_failed(now=1.0)
 
 
 def ready(fleet: Fleet) -> list[str]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from epp.base.errors import NoEndpointError
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest, Role
-from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Chunks, Metadata, Policy, PolicySpec
+from epp.config.policy import DEFAULT_POLICY, Chunks, PolicySpec
 from epp.picker.decision import Question
 from epp.picker.endpoints.backlog import Booking
 from epp.picker.endpoints.endpoint_state import EndpointState
@@ -18,24 +18,23 @@ from epp.picker.endpoints.fleet import Fleet
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.scheduling.snapshot import MOST_KEPT
-from tests.unit.picker.endpoints.fleets import SPEC, a_fleet, fail_scrapes, ready
+from tests.unit.picker.endpoints.fleets import SPEC, a_fleet, fail_scrapes, ready, state_of
 from tests.unit.picker.endpoints.lettered import endpoint
+from tests.unit.picker.picker_questions import policy_of
 
 
 def test_endpoint_that_stays_keeps_its_state_even_if_its_adapters_change() -> None:
     fleet = a_fleet(endpoint("a", model="m"))
-    before = fleet.get(EndpointName("a"))
+    before = state_of(fleet, "a")
     change = fleet.set_endpoints([endpoint("a", model="m", adapters=("sql",))], now=1.0)
     assert fleet.get(EndpointName("a")) is before
-    assert before is not None
     assert before.endpoint.adapters == {"sql"}
     assert change.restarted == []
 
 
 def test_an_endpoint_that_serves_another_model_is_another_server() -> None:
     fleet = a_fleet(endpoint("a", model="m"), endpoint("b", model="other"))
-    state = fleet.get(EndpointName("a"))
-    assert state is not None
+    state = state_of(fleet, "a")
     before = state.process
     change = fleet.set_endpoints([endpoint("a", model="other"), endpoint("b", model="other")], now=1.0)
     assert change.restarted == [state]
@@ -91,9 +90,8 @@ def names_serving(fleet: Fleet, model: str) -> list[str]:
 
 
 def holds(fleet: Fleet, name: str, adapter: str) -> None:
-    state = fleet.get(EndpointName(name))
-    assert state is not None
-    state.take_page(EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({adapter})), now=1.0)
+    page = EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({adapter}))
+    state_of(fleet, name).take_page(page, now=1.0)
 
 
 def test_a_declared_adapter_is_also_served_where_it_was_loaded_at_run_time() -> None:
@@ -113,8 +111,7 @@ def test_a_base_model_is_not_taken_for_an_adapter() -> None:
 
 def test_a_snapshot_does_not_change_after_it_was_made() -> None:
     fleet = a_fleet(endpoint("a"), endpoint("b"))
-    state = fleet.get(EndpointName("a"))
-    assert state is not None
+    state = state_of(fleet, "a")
     state.take_page(EndpointMetrics(scraped_at=0.0, running=3, waiting=2, kv_usage=0.5), now=0.0)
     before = fleet.snapshot([0, 1], model="m", adapter="", spec=SPEC, now=0.0)
     state.book(Booking(tokens=500, booked_at=0.0), now=0.0)
@@ -295,9 +292,7 @@ def test_endpoint_that_left_is_forgotten_if_policy_cuts_chunks_differently() -> 
     picker, _ = warm_picker(process_of_a())
     picker.news.set_endpoints([], now=0.0)
     spec = PolicySpec(chunks=Chunks(size_bytes=128))
-    picker.set_policy(
-        Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="p"), spec=spec), now=1.0
-    )
+    picker.set_policy(policy_of(spec), now=1.0)
     picker.news.set_endpoints([process_of_a()], now=2.0)
     assert picker.caches.table.mirrors[A].entries == 0
     check_integrity(picker.caches.table)

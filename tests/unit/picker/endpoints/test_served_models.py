@@ -12,6 +12,7 @@ from epp.config.policy import PolicySpec
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from epp.picker.endpoints.served_models import union
+from tests.unit.picker.endpoints.fleets import state_of
 from tests.unit.picker.endpoints.lettered import endpoint
 
 SPEC = PolicySpec()
@@ -93,8 +94,7 @@ def test_a_server_without_a_list_gets_no_request_for_a_model_of_others() -> None
 
 
 def observe(fleet: Fleet, name: str, **page: Any) -> EndpointState:
-    state = fleet.get(EndpointName(name))
-    assert state is not None
+    state = state_of(fleet, name)
     state.take_page(EndpointMetrics(scraped_at=1.0, running=0, waiting=0, **page), now=1.0)
     return state
 
@@ -163,9 +163,7 @@ def test_a_model_that_no_server_lists_goes_to_a_pool_without_any_list() -> None:
 def test_an_adapter_that_was_seen_on_a_page_stays_in_its_pool() -> None:
     fleet = pools_of(one="ab", two="c")
     take(fleet, a=listing("m"), b=listing("m"), c=listing("m"))
-    state = fleet.get(EndpointName("a"))
-    assert state is not None
-    state.take_page(EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({"fresh"})), now=1.0)
+    observe(fleet, "a", active_adapters=frozenset({"fresh"}))
     assert names_that_serve(fleet, "fresh") == "ab"
 
 
@@ -238,15 +236,14 @@ def test_within_a_subset_a_model_that_only_others_have_is_unknown() -> None:
 
 def test_servers_that_list_same_model_learn_together_and_others_separately() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=listing("m"), c=listing("n"))
-    rates = {name: state.rate.model for name in "abc" if (state := fleet.get(EndpointName(name)))}
-    assert rates["a"] is rates["b"] is not rates["c"]
+    a, b, c = (state.rate.model for state in fleet.states())
+    assert a is b is not c
     assert list(fleet.columns.roster.models) == ["m", "m", "n"]
 
 
 def test_a_server_that_lists_another_model_than_before_is_another_server() -> None:
     fleet = fleet_of("ab", a=listing("m"), b=listing("m"))
-    state = fleet.get(EndpointName("a"))
-    assert state is not None
+    state = state_of(fleet, "a")
     before = state.process
     assert take(fleet, a=listing("m", adapters=["sql"])) == []
     assert state.process == before
