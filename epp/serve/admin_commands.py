@@ -71,7 +71,7 @@ def record(path: Path, *, admin: str, max_bytes: int, seconds: float | None) -> 
                     file = file or stack.enter_context(_new_file(path))
                     _write_all(file, lines)
                 except OSError as error:
-                    raise ConfigError(f"{path}: {error.strerror}") from error
+                    raise ConfigError(f"{path}: {error.strerror}; name a new file") from error
                 head = new
                 counts.requests += requests.count(b"\n")
                 counts.size_bytes += len(lines)

@@ -316,7 +316,7 @@ def _hand_out(text: str, file: Path | None) -> int:
     try:
         write_if_changed(file, text.encode())
     except OSError as error:
-        raise ConfigError(f"--output {file}: {error.strerror}") from error
+        raise ConfigError(f"--output {file}: {error.strerror}; name a file that can be written") from error
     return 0
 
 

@@ -82,7 +82,7 @@ async def test_a_file_that_cannot_be_made_is_named_and_the_picker_goes_on(tmp_pa
     """One file is there already. Nobody can make the other, as on a disk that is read-only."""
     exists, cannot = tmp_path / "recording.jsonl", Path("/sys/recording.jsonl")
     exists.write_bytes(b"of yesterday")
-    for file, fault in ((exists, "File exists"), (cannot, r"/sys/recording\.jsonl: ")):
+    for file, fault in ((exists, "File exists; name a new file"), (cannot, r"/sys/recording\.jsonl: ")):
         async with recording_to(file) as recording:
             recording.serve("a")
             with pytest.raises(ConfigError, match=fault):

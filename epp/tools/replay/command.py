@@ -53,7 +53,7 @@ def replay(
             json_file.write_bytes(msgspec.json.format(msgspec.json.encode(columns), indent=2) + b"\n")
         print(f"{time.monotonic() - began:.1f} s", flush=True)
     except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}") from error
+        raise ConfigError(f"{error.filename}: {error.strerror}; correct the path") from error
 
 
 def _columns(trace: Trace, candidates: Mapping[str, Policy], setting: ReplaySetting) -> dict[str, Figures]:

@@ -92,7 +92,7 @@ def _read_lines(text: bytes, name: str, *, into: _Lines) -> None:
         except ValueError as error:
             if number == len(rows):
                 break  # the line was cut off: a whole line ends with a newline
-            raise ReplayError(f"{name}, line {number}: {error}") from error
+            raise ReplayError(f"{name}, line {number}: {error}; name files of `epp record`") from error
 
 
 def _schedule_of(line: Opening) -> ChunkSchedule:

@@ -197,7 +197,7 @@ def test_a_last_line_that_was_cut_off_is_ignored(tmp_path: Path) -> None:
     ("text", "fault"),
     [
         ("", "no request"),
-        ("nonsense\nmore\n", "line 1: JSON is malformed"),
+        ("nonsense\nmore\n", "line 1: JSON is malformed: .*; name files of `epp record`"),
         ("[" * 100_000 + "\n", "line 1: "),
         ('{"line":"recording","policy":' + "[" * 100_000 + "\n", "line 1: "),
         (json_lines({"line": "request"}), "line 1: Object missing required field"),
