@@ -12,9 +12,9 @@ import pytest
 
 from tests.suite import PLACES, PROCESS_FOLDERS
 
-CLUSTER = ("tests.cluster_env.fixtures", "tests.image_env.fixtures")
+CLUSTER = ("tests.cluster_env.fixtures",)
 VLLM = ("tests.vllm_env.fixtures",)
-GATEWAY = ("tests.harness.fixtures", "tests.harness.http_model_server_fixtures")
+GATEWAY = ("tests.harness.fixtures", "tests.harness.http_model_server")
 FIXTURES = {
     "charts": ("tests.charts.fixtures", "tests.harness.fixtures", *CLUSTER),
     "cluster": CLUSTER,

@@ -7,9 +7,10 @@ No request may fail in any of them.
 
 import asyncio
 import signal
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import pytest
@@ -24,7 +25,6 @@ from tests.cluster.installed import (
     Installed,
     site_on,
 )
-from tests.cluster.pods import container_status, ready_since
 from tests.cluster.steady_load import SteadyLoad, send_completion, steady_load
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.kubelet.running import RunningNode, running_node
@@ -34,6 +34,19 @@ pytestmark = [pytest.mark.cluster, pytest.mark.envoy, pytest.mark.slow, pytest.m
 
 OUTAGE_S: Final = 20
 CRASHES: Final = 9
+
+
+def ready_since(document: Mapping[str, Any]) -> str:
+    """Return when the pod became Ready. Fail if it is not."""
+    (condition,) = [c for c in document["status"]["conditions"] if c["type"] == "Ready"]
+    assert condition["status"] == "True", condition
+    return str(condition["lastTransitionTime"])
+
+
+def container_status(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    status = document["status"]
+    entries = [*status.get("containerStatuses", []), *status.get("initContainerStatuses", [])]
+    return next((entry for entry in entries if entry["name"] == name), {"state": {}, "restartCount": 0})
 
 
 async def test_the_gateway_in_a_cluster_from_install_to_uninstall(

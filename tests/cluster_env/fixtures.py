@@ -2,12 +2,12 @@
 
 One control plane starts once a run, some 10 s after the first test asks. All tests share it, and each test
 works in a namespace of its own. A test that breaks the control plane, or that needs one without CRDs, takes
-`own_cluster`. If the tools are not built, the tests are skipped and name the command that builds them, or
-fail if PREFIX_GATEWAY_REQUIRE_CLUSTER=1.
+`own_cluster`. If the tools or images are not built, the tests are skipped and name the command that builds
+them, or fail if PREFIX_GATEWAY_REQUIRE_CLUSTER=1.
 """
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,8 @@ from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.go_programs import EnvoyGateway, GatewaySuite, Keda
 from tests.cluster_env.preparing import create_namespace, install_inference_pool
 from tests.harness.prepared import CLUSTER, prepared
+from tests.image_env import environment as image_env
+from tests.image_env.environment import BuiltImage
 
 
 @pytest.fixture(scope="session")
@@ -65,3 +67,9 @@ def namespace(cluster: ControlPlane) -> Iterator[str]:
     create_namespace(cluster, name)
     yield name
     cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def built_images() -> Mapping[str, BuiltImage]:
+    """Return the images by name: picker, model-server, load."""
+    return prepared(image_env.require, required_by=CLUSTER)

@@ -3,14 +3,20 @@ the memory does not grow.
 """
 
 import os
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.fuzz.entries import ENTRIES
+from tests.fuzz.cluster_objects import ClusterObjects
+from tests.fuzz.data_plane import AccessLogMessages, Connections, ExtProcMessages, Transports
+from tests.fuzz.entry import Entry
+from tests.fuzz.files_and_pages import EndpointsFile, MetricsPages, ModelPages, PolicyFile
 from tests.fuzz.hunting import HUNTED, hunt
+from tests.fuzz.kv import KvEvents
 from tests.fuzz.listening import LISTENING
+from tests.fuzz.peers import PeerBatches
 from tests.fuzz.run import feed
 
 MEGABYTES = float(os.environ.get("PREFIX_GATEWAY_FUZZ_MEGABYTES", "4"))
@@ -18,6 +24,20 @@ MEGABYTES = float(os.environ.get("PREFIX_GATEWAY_FUZZ_MEGABYTES", "4"))
 SEED = int(os.environ.get("PREFIX_GATEWAY_FUZZ_SEED", "1"))
 INPUTS = 600
 """Inputs of each hunt for costly ones."""
+ENTRIES: dict[str, Callable[[], Entry]] = {
+    "http2": Connections,
+    "transport": Transports,
+    "ext_proc": ExtProcMessages,
+    "access_log": AccessLogMessages,
+    "metrics_page": MetricsPages,
+    "model_page": ModelPages,
+    "endpoints_file": EndpointsFile,
+    "policy_file": PolicyFile,
+    "peer_batches": PeerBatches,
+    "kv_events": KvEvents,
+    "api_server": ClusterObjects,
+}
+"""Entries that need no socket. The bytes go directly into the code that the edge calls."""
 
 
 @pytest.mark.parametrize("name", [*ENTRIES, *LISTENING])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from model_server.core.engine import Engine
@@ -73,6 +74,17 @@ class HttpModelServer:
         return value
 
 
+def quick(**changes: Any) -> ServerSettings:
+    """Return the settings of a server that computes fast and ends at once."""
+    made = {
+        "port": 0,
+        "limits": SchedulerLimits(),
+        "backend": CostSettings(costs=FAST),
+        "drain_timeout_s": 0.01,
+    }
+    return ServerSettings(**{**made, **changes})
+
+
 Start = Callable[..., Awaitable[HttpModelServer]]
 
 
@@ -82,28 +94,24 @@ async def starting() -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
 
         async def started(**changes: Any) -> HttpModelServer:
-            limits = changes.pop("limits", SchedulerLimits())
             backend = CostSettings(
                 costs=changes.pop("costs", FAST), mean_answer_tokens=changes.pop("mean_answer_tokens", 128)
             )
-            settings = ServerSettings(
-                **{
-                    "port": 0,
-                    "model": "demo",
-                    "limits": limits,
-                    "backend": backend,
-                    "adapters": (Adapter("style", "/s"), Adapter("law")),
-                    "allow_runtime_lora_updating": True,
-                    "drain_timeout_s": 0.01,
-                    **changes,
-                }
-            )
+            own = {"model": "demo", "adapters": (Adapter("style", "/s"), Adapter("law")), "backend": backend}
+            settings = quick(**{"allow_runtime_lora_updating": True, **own, **changes})
             server = Server(settings)
             port = await stack.enter_async_context(listening(server, settings))
             http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
             return HttpModelServer(http, server)
 
         yield started
+
+
+@pytest_asyncio.fixture
+async def start() -> AsyncIterator[Start]:
+    """Starts a model server."""
+    async with starting() as start:
+        yield start
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-import yaml
 from aiohttp import web
 
 from epp.config.sections import Kubernetes
 from epp.sources.kube.api import Api, ApiError
+from tests.harness.kubeconfig import write_kubeconfig
 from tests.harness.listening import serving
 
 pytest.importorskip("kubernetes")
@@ -66,17 +66,9 @@ def kubeconfig(
 ) -> tuple[Kubernetes, Path]:
     """Return the settings, and the file from which the token comes."""
     way: Callable[[Path], dict[str, Any]] = request.param
-    token, path = tmp_path / "token", tmp_path / "kubeconfig"
+    token = tmp_path / "token"
     token.write_text("first")
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": server.url}}],
-        "users": [{"name": "u", "user": way(token)}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "n"}}],
-    }
-    path.write_text(yaml.safe_dump(document))
+    path = write_kubeconfig(tmp_path, server=server.url, user=way(token))
     return Kubernetes(pool="p", kubeconfig=str(path)), token
 
 

@@ -8,24 +8,14 @@ import yaml
 
 from model_server.cli import main
 from model_server.core.request import Adapter
-from model_server.core.scheduler import SchedulerLimits
 from model_server.pods.lora_sync import AdapterServer, LoraSync, status_page
-from model_server.runners.cost import CostModel
-from model_server.server.backends import CostSettings
-from model_server.server.serve import Server, ServerSettings, listening
+from model_server.server.serve import Server, listening
 from tests.harness.clock import Clock
+from tests.harness.http_model_server import quick
 
 
 async def test_the_server_follows_the_file_and_keeps_the_adapters_from_its_start(tmp_path: Path) -> None:
-    settings = ServerSettings(
-        allow_runtime_lora_updating=True,
-        port=0,
-        model="demo",
-        limits=SchedulerLimits(),
-        backend=CostSettings(costs=CostModel(speed=1000)),
-        adapters=(Adapter("built-in", "/b"),),
-        drain_timeout_s=0.01,
-    )
+    settings = quick(model="demo", allow_runtime_lora_updating=True, adapters=(Adapter("built-in", "/b"),))
     server, file = Server(settings), tmp_path / "adapters.yaml"
 
     async def served(**wanted: str) -> dict[str, str]:

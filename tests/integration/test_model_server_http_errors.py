@@ -13,9 +13,8 @@ from aiohttp import web
 from model_server.core.engine import Engine, StepResult
 from model_server.core.kv_cache import Unobserved
 from model_server.core.scheduler import SchedulerLimits, StepPlan
-from model_server.server.backends import CostSettings
-from model_server.server.serve import Server, ServerSettings, listening
-from tests.harness.http_model_server import FAST, NEVER_ENDING, HttpModelServer, Start, until
+from model_server.server.serve import Server, listening
+from tests.harness.http_model_server import NEVER_ENDING, HttpModelServer, Start, quick, until
 
 
 @pytest.mark.parametrize(
@@ -134,9 +133,7 @@ async def test_a_compressed_body_gets_400_as_from_vllm_and_is_never_unpacked(
 async def test_connection_that_breaks_between_two_writes_is_no_error_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    settings = ServerSettings(
-        port=0, limits=SchedulerLimits(), backend=CostSettings(costs=FAST), drain_timeout_s=0.01
-    )
+    settings = quick()
     server = Server(settings)
     open_transports: list[asyncio.WriteTransport] = []
     broken: list[asyncio.WriteTransport] = []
@@ -224,7 +221,7 @@ class BreakingRunner:
 
 
 async def test_a_fault_of_the_engine_ends_the_server_and_every_request() -> None:
-    settings = ServerSettings(port=0, limits=SchedulerLimits(), backend=CostSettings(costs=FAST))
+    settings = quick(drain_timeout_s=30.0)
     server = Server(settings)
     server.engine.runner = BreakingRunner(server.engine)
 

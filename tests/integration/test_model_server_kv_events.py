@@ -14,12 +14,10 @@ import zmq
 import zmq.asyncio
 
 from model_server.core.hashing import event_hash
-from model_server.core.scheduler import SchedulerLimits
-from model_server.runners.cost import CostModel
-from model_server.server.backends import CostSettings
 from model_server.server.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, decode_batch
 from model_server.server.kv_publisher import END_OF_REPLAY, KvEventSettings
-from model_server.server.serve import Server, ServerSettings, listening
+from model_server.server.serve import Server, listening
+from tests.harness.http_model_server import quick
 
 TOPIC = b"kv-events"
 EVENTS = KvEventSettings(
@@ -71,14 +69,7 @@ def context() -> Iterator[zmq.asyncio.Context]:
 
 @pytest.fixture
 async def running(context: zmq.asyncio.Context) -> AsyncIterator[PublishingServer]:
-    settings = ServerSettings(
-        port=0,
-        num_blocks=40,
-        limits=SchedulerLimits(),
-        backend=CostSettings(costs=CostModel(speed=1000)),
-        kv_events=EVENTS,
-        drain_timeout_s=0.01,
-    )
+    settings = quick(num_blocks=40, kv_events=EVENTS)
     async with AsyncExitStack() as stack:
         server = Server(settings)
         port = await stack.enter_async_context(listening(server, settings))

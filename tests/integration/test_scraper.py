@@ -32,8 +32,8 @@ Handler = Callable[[str, Reader, Writer], Awaitable[None]]
 
 PAGE = b"vllm:num_requests_running 2\nvllm:num_requests_waiting 1\n"
 IDLE_PAGE = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
-FAST = Scrape(interval_seconds=0.05, timeout_seconds=1.0)
-PATIENCE_S = 20.0
+FAST = Scrape(interval_seconds=0.05, timeout_seconds=3.0)
+PATIENCE_S = 40.0
 
 
 def http(body: bytes, *, status: str = "200 OK", headers: str = "") -> bytes:

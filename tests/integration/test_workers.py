@@ -1,7 +1,6 @@
 """The supervisor of several workers, accepted connections that fail, and a cluster that cannot be reached."""
 
 import asyncio
-import json
 import signal
 import socket
 import sys
@@ -15,6 +14,7 @@ from epp.config.settings import Config
 from epp.serve.envoy import files
 from epp.transport.accepting import Acceptor
 from tests.harness.gateway import PickerProcess, config_in, write_endpoints
+from tests.harness.kubeconfig import write_kubeconfig
 from tests.harness.ports import free_port
 from tests.harness.processes import ManagedProcess, connects, managed_process, wait_until
 
@@ -89,24 +89,9 @@ async def test_a_connection_without_room_is_closed_at_once() -> None:
     assert (welcomed, faults) == ([], ["too_many_connections"])
 
 
-def kubeconfig_to(port: int, folder: Path) -> Path:
-    path = folder / "kubeconfig"
-    cluster = {"server": f"http://127.0.0.1:{port}"}
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "clusters": [{"name": "c", "cluster": cluster}],
-        "users": [{"name": "c", "user": {"token": "t"}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c", "namespace": "n"}}],
-    }
-    path.write_text(json.dumps(document))
-    return path
-
-
 @pytest.mark.parametrize("known", [True, False], ids=["after a restart", "for the first time"])
 async def test_the_picker_waits_and_envoy_keeps_its_endpoints(tmp_path: Path, known: bool) -> None:  # noqa: FBT001 - a case
-    nobody = kubeconfig_to(free_port(), tmp_path)
+    nobody = write_kubeconfig(tmp_path, server=f"http://127.0.0.1:{free_port()}", user={"token": "t"})
     config: Config = config_in(
         tmp_path, endpointsFile="", kubernetes={"pool": "vllm", "kubeconfig": str(nobody)}
     )

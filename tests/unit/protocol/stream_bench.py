@@ -94,6 +94,13 @@ def routed(actions: Sequence[Action]) -> list[Answer]:
     return [a for a in actions if isinstance(a, Answer) and a.destination]
 
 
+def only(actions: Sequence[Action]) -> Answer:
+    """Return the answer that is all that the data plane gets."""
+    (answer,) = actions
+    assert isinstance(answer, Answer)
+    return answer
+
+
 def slots(actions: Sequence[Action]) -> list[Slot]:
     return [a.slot for a in actions if isinstance(a, Answer | Echo)]
 

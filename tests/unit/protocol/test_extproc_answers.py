@@ -38,6 +38,7 @@ from tests.unit.protocol.stream_bench import (
     Bench,
     echoed,
     head,
+    only,
     rewriting,
     run,
     slots,
@@ -122,8 +123,7 @@ def test_a_stream_may_end_once_nothing_more_is_due_to_the_data_plane(
 def test_a_sampled_stream_may_be_let_go_at_a_drain() -> None:
     bench = Bench(sampling=Sampling(share=1))
     stream = through(bench)
-    (answer,) = run(stream, ResponseHeaders(OK))
-    assert isinstance(answer, Answer)
+    answer = only(run(stream, ResponseHeaders(OK)))
     assert answer.stream_response
     assert stream.hold
     assert stream.can_detach
@@ -148,8 +148,7 @@ def test_a_full_duplex_request_that_is_still_coming_keeps_its_stream(bench: Benc
 )
 def test_a_sampled_answer_is_asked_for_if_the_data_plane_can_send_it(*, modes: Modes, override: bool) -> None:
     bench = Bench(sampling=Sampling(share=1))
-    (answer,) = run(through(bench, modes), ResponseHeaders(OK))
-    assert isinstance(answer, Answer)
+    answer = only(run(through(bench, modes), ResponseHeaders(OK)))
     assert answer.stream_response is override
 
 
@@ -194,8 +193,7 @@ def test_a_sampled_answer_is_learned_from_and_passed_on_unchanged(modes: Modes) 
 
 def test_the_debug_header_gets_the_decision_if_the_policy_allows() -> None:
     bench = Bench(debug_header="x-why")
-    (answer,) = run(through(bench, BUFFERED, ("X-Why", "1")), ResponseHeaders(OK))
-    assert isinstance(answer, Answer)
+    answer = only(run(through(bench, BUFFERED, ("X-Why", "1")), ResponseHeaders(OK)))
     assert dict(answer.set_headers)["x-prefix-gateway-decision"] == bench.seen.picks[0].explanation
     assert run(through(bench), ResponseHeaders(OK)) == [Answer(Slot.RESPONSE_HEADERS)]
 
@@ -206,8 +204,7 @@ def test_without_a_debug_header_in_the_policy_no_client_gets_the_decision(bench:
 
 def test_a_conformance_run_gets_the_address_that_served() -> None:
     bench = Bench(settings=StreamSettings(conformance_headers=True))
-    (answer,) = run(through(bench), ResponseHeaders(OK, served="10.0.0.1:8000"))
-    assert isinstance(answer, Answer)
+    answer = only(run(through(bench), ResponseHeaders(OK, served="10.0.0.1:8000")))
     assert answer.set_headers == (("x-conformance-test-served-endpoint", "10.0.0.1:8000"),)
 
 
@@ -285,43 +282,25 @@ def log_message(*entries: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "flag", ["upstream_connection_termination", "upstream_remote_reset", "upstream_protocol_error"]
-)
-def test_an_answer_that_its_server_ended_midway_is_reported_as_cut(flag: str) -> None:
-    rig = CutRig()
-    rig.log.receive(log_message(entry(flag)), now=1.0)
-    assert (rig.cut, rig.faults) == (["a"], [])
-
-
-@pytest.mark.parametrize(
-    "other",
+    ("cut", "faults", "logged"),
     [
-        entry(""),
-        entry("downstream_connection_termination"),
-        entry("stream_idle_timeout"),
-        entry(status=503),
-        entry(status=404),
-        entry(status=101),
-        entry(status=0),
+        *[(["a"], [], entry(f"upstream_{end}"))
+          for end in ("connection_termination", "remote_reset", "protocol_error")],
+        *[([], [], other)
+          for other in (entry(""), entry("downstream_connection_termination"), entry("stream_idle_timeout"),
+                        *(entry(status=status) for status in (503, 404, 101, 0)))],
+        *[([], ["cut_by_unknown_server"], stranger)
+          for stranger in (entry(host="10.9.9.9"), entry(port=1), entry(host=""), entry(host="x" * 5000),
+                           entry(port=10**9), entry(host="10.0.0.2"))],  # the last one has two ranks
     ],
-)
-def test_other_entries_change_nothing(other: HTTPAccessLogEntry) -> None:
-    rig = CutRig()
-    rig.log.receive(log_message(other), now=1.0)
-    assert (rig.cut, rig.faults) == ([], [])
-    assert not rig.picker.fleet.failures.marks
-
-
-@pytest.mark.parametrize(
-    "stranger",
-    [entry(host="10.9.9.9"), entry(port=1), entry(host=""), entry(host="x" * 5000), entry(port=10**9),
-     entry(host="10.0.0.2")],
-    ids=["host", "port", "no host", "a long host", "no port", "two ranks"],
 )  # fmt: skip
-def test_a_cut_at_an_unknown_address_is_only_counted(stranger: HTTPAccessLogEntry) -> None:
+def test_only_an_answer_that_its_server_ended_midway_is_reported_as_cut(
+    cut: list[str], faults: list[str], logged: HTTPAccessLogEntry
+) -> None:
     rig = CutRig()
-    rig.log.receive(log_message(stranger), now=1.0)
-    assert (rig.cut, rig.faults) == ([], ["cut_by_unknown_server"])
+    rig.log.receive(log_message(logged), now=1.0)
+    assert (rig.cut, rig.faults) == (cut, faults)
+    assert bool(rig.picker.fleet.failures.marks) is bool(cut)
 
 
 def test_the_number_of_entries_and_bytes_read_from_a_message_is_bounded() -> None:

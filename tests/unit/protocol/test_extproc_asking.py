@@ -25,6 +25,7 @@ from tests.unit.protocol.stream_bench import (
     Bench,
     C,
     head,
+    only,
     refused,
     routed,
     run,
@@ -72,15 +73,13 @@ def test_names_match_in_any_case_and_the_first_request_id_is_kept(bench: Bench) 
     event = RequestHeaders(
         ((":PATH", "/v1/completions"), ("X-Request-ID", "Mine")), end_of_stream=True, modes=BUFFERED
     )
-    (answer,) = run(bench.stream(), event)
-    assert isinstance(answer, Answer)
+    answer = only(run(bench.stream(), event))
     assert bench.seen.picks[0].decision.request_id == "Mine"
     assert [name for name, _ in answer.set_headers] == [KEY]
 
 
 def test_a_request_without_an_id_gets_one(bench: Bench) -> None:
-    (answer,) = run(bench.stream(), RequestHeaders(((":path", "/"),), end_of_stream=True, modes=BUFFERED))
-    assert isinstance(answer, Answer)
+    answer = only(run(bench.stream(), RequestHeaders(((":path", "/"),), end_of_stream=True, modes=BUFFERED)))
     assert ("x-request-id", "made") in answer.set_headers
     assert bench.seen.picks[0].decision.request_id == "made"
 

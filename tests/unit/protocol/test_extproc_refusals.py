@@ -30,6 +30,7 @@ from tests.unit.protocol.stream_bench import (
     Bench,
     C,
     head,
+    only,
     refused,
     rewriting,
     run,
@@ -222,12 +223,10 @@ def test_a_request_without_a_model_goes_to_the_default_else_anywhere(model: byte
     bench = Bench()
     listed_by(bench, "other", "the-target", "other")
     body = b'{%s"prompt": "%s"}' % (model, b"p" * 900)
-    (answer,) = sent(bench, body)
-    assert isinstance(answer, Answer)
+    answer = only(sent(bench, body))
     assert answer.body is None
     rewriting(bench)
-    (answer,) = sent(bench, body)
-    assert isinstance(answer, Answer)
+    answer = only(sent(bench, body))
     assert json.loads(answer.body or b"") == {"model": "the-target", "prompt": "p" * 900}
     assert bench.seen.picks[-1].decision.chosen == "e1"
 
@@ -237,8 +236,7 @@ def test_no_content_length_is_added_if_none_was_declared() -> None:
     rewriting(bench, "m")
     stream = bench.stream()
     stream.receive(RequestHeaders(((":path", "/v1/completions"),), modes=BUFFERED), now=1.0)
-    (answer,) = stream.receive(RequestBody(BODY, end_of_stream=True), now=1.0)
-    assert isinstance(answer, Answer)
+    answer = only(stream.receive(RequestBody(BODY, end_of_stream=True), now=1.0))
     assert "content-length" not in dict(answer.set_headers)
     assert answer.body == NEW_BODY
 

@@ -32,6 +32,7 @@ from tests.unit.protocol.stream_bench import (
     Bench,
     echoed,
     head,
+    only,
     refused,
     routed,
     run,
@@ -116,8 +117,7 @@ def test_full_duplex_sends_the_body_back_in_pieces_within_the_limit(
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_a_request_without_a_body_is_routed_from_its_headers(bench: Bench, modes: Modes, method: str) -> None:
     event = RequestHeaders(((":method", method), (":path", "/v1/models")), end_of_stream=True, modes=modes)
-    (answer,) = run(bench.stream(), event)
-    assert isinstance(answer, Answer)
+    answer = only(run(bench.stream(), event))
     assert answer.slot is H
     assert answer.destination
     assert bench.seen.picks[0].decision.kind == "other"

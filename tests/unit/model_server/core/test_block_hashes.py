@@ -143,6 +143,10 @@ def test_scopes_seeds_and_earlier_tokens_change_every_hash(algorithm: HashAlgori
         PrefixScope("a", "/p"),
         PrefixScope("", "", "a"),
         PrefixScope("a", "", "a"),
+        PrefixScope(cache_salt="sel:0.25"),
+        PrefixScope(approximation="sel:0.25"),
+        PrefixScope(approximation="sel:0.5"),
+        PrefixScope("a", "/p", approximation="sel:0.5"),
     ]
     chains = [chain_of(BlockHasher(algorithm, block_size_tokens=16), tokens, scope=scope) for scope in scopes]
     chains.append(chain_of(BlockHasher(algorithm, block_size_tokens=16, seed="other"), tokens))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from model_server.core.blocks import Block, BlockId
 from model_server.core.cache_options import CacheOptions
 from model_server.core.engine import Engine, EngineConfig, StepResult
-from model_server.core.hashing import HASH_ALGORITHMS, BlockHash, BlockHasher, HashAlgorithm, PrefixScope
+from model_server.core.hashing import BlockHash
 from model_server.core.kv_cache import CachedPrefix, KVCacheManager
 from model_server.core.partial_cache import Beginnings, make_manager
 from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
@@ -251,24 +251,6 @@ def add_request(
         engine.step(now=0.0)
         engine.kv_cache.check_integrity()
     return request
-
-
-@pytest.mark.parametrize("algorithm", HASH_ALGORITHMS)
-def test_002_8_no_block_of_an_approximate_prefix_has_hash_of_exact_block(algorithm: HashAlgorithm) -> None:
-    chains = []
-    for scope in (
-        PrefixScope(),
-        PrefixScope(cache_salt=SELECTIVE),
-        PrefixScope(approximation="sel:0.25"),
-        PrefixScope(approximation="sel:0.5"),
-        PrefixScope("a", "/a"),
-        PrefixScope("a", "/a", approximation="sel:0.5"),
-    ):
-        chain: list[BlockHash] = []
-        hasher = BlockHasher(algorithm, block_size_tokens=16)
-        hasher.extend(chain, PROMPT, num_blocks=4, scope=scope)
-        chains.append(chain)
-    assert len({block for chain in chains for block in chain}) == 24
 
 
 def test_002_8_no_exact_request_and_no_event_names_approximate_blocks() -> None:

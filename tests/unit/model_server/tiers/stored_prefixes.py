@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model_server.core.hashing import BlockHash
+from model_server.tiers.files import Disk
 from model_server.tiers.layout import TokenOrder
 from model_server.tiers.segment import KvLayout, LayerRecords, Segment
 from model_server.tiers.store import PrefixStore
@@ -68,6 +69,15 @@ def write_for_ever(folder: Path, seed: int) -> None:
         own = rng.choice(store.segments())
         store.reorder(own, [random_order(rng, own.num_tokens) for _ in range(LAYOUT.num_layers)])
         print("written", flush=True)
+
+
+def opened(folder: Path, *, capacity_bytes: int = CAPACITY, max_open_files: int | None = None) -> PrefixStore:
+    disk = Disk(max_open_files=max_open_files)
+    return PrefixStore(folder, LAYOUT, capacity_bytes=capacity_bytes, disk=disk)
+
+
+def put(store: PrefixStore, hashes: list[BlockHash]) -> int:
+    return store.put(hashes, records(hashes))
 
 
 if __name__ == "__main__":

@@ -22,14 +22,11 @@ from tests.unit.model_server.tiers.stored_prefixes import (
     LAYOUT,
     chain,
     check_segment,
+    opened,
     random_order,
     random_prefix,
     records,
 )
-
-
-def opened(folder: Path, *, capacity_bytes: int = CAPACITY) -> PrefixStore:
-    return PrefixStore(folder, LAYOUT, capacity_bytes=capacity_bytes)
 
 
 def covered(store: PrefixStore, hashes: Sequence[BlockHash]) -> int:

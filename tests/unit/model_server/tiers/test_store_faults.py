@@ -22,29 +22,19 @@ import pytest
 
 from model_server.core.hashing import BlockHash
 from model_server.tiers.errors import DamagedSegmentError, StoreError
-from model_server.tiers.files import Disk
 from model_server.tiers.layout import TokenOrder
-from model_server.tiers.store import PrefixStore
 from tests.unit.model_server.tiers.stored_prefixes import (
-    CAPACITY,
     LAYOUT,
     chain,
     check_segment,
+    opened,
+    put,
     random_order,
     random_prefix,
     records,
 )
 
 ONE = chain(range(12))
-
-
-def opened(folder: Path, *, capacity_bytes: int = CAPACITY, max_open_files: int | None = None) -> PrefixStore:
-    disk = Disk(max_open_files=max_open_files)
-    return PrefixStore(folder, LAYOUT, capacity_bytes=capacity_bytes, disk=disk)
-
-
-def put(store: PrefixStore, hashes: list[BlockHash]) -> int:
-    return store.put(hashes, records(hashes))
 
 
 @contextmanager

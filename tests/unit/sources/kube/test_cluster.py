@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
 from aiohttp import web
 
 from epp.base.types import Endpoint
@@ -18,6 +17,7 @@ from epp.config.sections import Kubernetes
 from epp.request.rewriting import Rewrites
 from epp.sources.keep import Sources
 from epp.sources.kube.cluster import Cluster, Hooks
+from tests.harness.kubeconfig import write_kubeconfig
 from tests.harness.listening import serving
 from tests.harness.processes import wait_until
 from tests.unit.sources.kube.objects import pod, policy, rewrite, rule
@@ -85,19 +85,7 @@ async def following_cluster(
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server.answer)
     async with serving(app) as port:
-        kubeconfig = folder / "kubeconfig"
-        kubeconfig.write_text(
-            yaml.safe_dump(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Config",
-                    "current-context": "c",
-                    "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-                    "users": [{"name": "u", "user": {}}],
-                    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "n"}}],
-                }
-            )
-        )
+        kubeconfig = write_kubeconfig(folder, server=f"http://127.0.0.1:{port}", user={})
         news = News()
         cluster = Cluster(
             Kubernetes(

@@ -6,7 +6,7 @@ import pytest
 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName, Role
 from epp.picker.events import Pick
-from tests.unit.picker.picker_questions import text
+from tests.unit.picker.picker_questions import state, text
 from tests.unit.sources.sharing.pickers import TIMEOUT_S, Replica, meet
 
 LONG = 80_000
@@ -22,8 +22,11 @@ def a_replica(number: int) -> Replica:
     return Replica(number, on=on)
 
 
+Pair = tuple[Replica, Replica]
+
+
 @pytest.fixture
-def two_with_prefill() -> Iterator[tuple[Replica, Replica]]:
+def pair() -> Iterator[Pair]:
     one, other = a_replica(1), a_replica(2)
     meet([one, other], now=0.0)
     yield one, other
@@ -46,15 +49,11 @@ def helper(pick: Pick) -> str:
 
 
 def undone_of_replica(replica: Replica, name: str, *, now: float) -> float:
-    state = replica.picker.fleet.get(EndpointName(name))
-    assert state is not None
-    return state.backlog.undone_tokens(now=now, rate=0.0)
+    return state(replica.picker, name).backlog.undone_tokens(now=now, rate=0.0)
 
 
-def test_tokens_that_a_prefill_server_has_to_compute_are_known_to_others(
-    two_with_prefill: tuple[Replica, Replica],
-) -> None:
-    one, other = two_with_prefill
+def test_tokens_that_a_prefill_server_has_to_compute_are_known_to_others(pair: Pair) -> None:
+    one, other = pair
     pick = shared_long_pick(one, "p", now=10.0)
     other.receive(one.send(now=10.0), now=10.0)
     assert undone_of_replica(other, helper(pick), now=10.0) == 20_000
@@ -65,10 +64,8 @@ def test_tokens_that_a_prefill_server_has_to_compute_are_known_to_others(
     )
 
 
-def test_when_the_answer_begins_prefill_server_is_free_and_holds_prompt(
-    two_with_prefill: tuple[Replica, Replica],
-) -> None:
-    one, other = two_with_prefill
+def test_when_the_answer_begins_prefill_server_is_free_and_holds_prompt(pair: Pair) -> None:
+    one, other = pair
     pick = shared_long_pick(one, "p", now=10.0)
     one.picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=12.0)
     other.receive(one.send(now=12.0), now=12.0)
@@ -81,10 +78,8 @@ def test_when_the_answer_begins_prefill_server_is_free_and_holds_prompt(
 
 
 @pytest.mark.parametrize("outcome", ["aborted", "silent"])
-def test_a_prompt_without_an_answer_leaves_nothing_behind(
-    two_with_prefill: tuple[Replica, Replica], outcome: str
-) -> None:
-    one, other = two_with_prefill
+def test_a_prompt_without_an_answer_leaves_nothing_behind(pair: Pair, outcome: str) -> None:
+    one, other = pair
     pick = shared_long_pick(one, "p", now=10.0)
     other.receive(one.send(now=10.0), now=10.0)
     if outcome == "aborted":
@@ -97,10 +92,8 @@ def test_a_prompt_without_an_answer_leaves_nothing_behind(
     assert EndpointName(helper(pick)) not in other.matched(text("p", LONG), now=17.0)
 
 
-def test_the_other_pickers_also_blame_the_prefill_server_for_an_error(
-    two_with_prefill: tuple[Replica, Replica],
-) -> None:
-    one, other = two_with_prefill
+def test_the_other_pickers_also_blame_the_prefill_server_for_an_error(pair: Pair) -> None:
+    one, other = pair
     for n in range(12):
         pick = shared_long_pick(one, f"p{n}", now=10.0 + n)
         one.end(pick, now=10.5 + n, status=500)
@@ -110,10 +103,8 @@ def test_the_other_pickers_also_blame_the_prefill_server_for_an_error(
     assert max(shares["c"], shares["d"]) > max(shares["a"], shares["b"])
 
 
-def test_work_of_a_request_that_is_let_go_also_drains_at_prefill_server(
-    two_with_prefill: tuple[Replica, Replica],
-) -> None:
-    one, other = two_with_prefill
+def test_work_of_a_request_that_is_let_go_also_drains_at_prefill_server(pair: Pair) -> None:
+    one, other = pair
     pick = shared_long_pick(one, "p", now=10.0)
     one.picker.detach(pick, now=10.1)
     other.receive(one.send(now=10.2), now=10.2)
