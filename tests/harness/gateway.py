@@ -46,6 +46,7 @@ def config_in(directory: Path, *, workers: int = 1, **fields: Any) -> Config:
             "listen": f"127.0.0.1:{listen}",
             "admin": f"127.0.0.1:{envoy_admin}",
             "edsFile": str(directory / "eds.json"),
+            "messageTimeoutSeconds": 5,  # a busy machine may take the default, 1 s, for one pick
         },
     }
     for name, value in fields.items():

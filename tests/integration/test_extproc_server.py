@@ -197,7 +197,7 @@ async def healthy(target: str, credentials: grpc.ChannelCredentials) -> bool:
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.secure_channel(target, credentials, options=options) as channel:
         try:
-            return await asyncio.wait_for(health_of(channel, "readiness"), 5) == SERVING
+            return await asyncio.wait_for(health_of(channel, "readiness"), 60) == SERVING
         except grpc.aio.AioRpcError:
             return False
 

@@ -216,7 +216,7 @@ async def test_clients_that_leave_and_answers_that_never_began_are_no_cuts(tmp_p
         assert await gateway.picker.metric("epp_endpoint_failure_share", endpoint="s0") == 0
 
 
-FAST_SCRAPES = {"intervalSeconds": 0.1, "timeoutSeconds": 0.3, "failuresToEject": 3}
+FAST_SCRAPES = {"intervalSeconds": 0.1, "timeoutSeconds": 1, "failuresToEject": 3}
 
 
 async def distinct_prompts(gateway: Gateway, count: int = 24) -> list[str]:

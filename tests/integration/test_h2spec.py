@@ -86,7 +86,7 @@ async def test_h2spec_passes_except_for_the_cases_that_fail_on_purpose(tmp_path:
     await server.start()
     try:
         process = await asyncio.create_subprocess_exec(
-            *(str(program), "-h", "127.0.0.1", "-p", str(server.port), "-o", "5", "-j", str(report)),
+            *(str(program), "-h", "127.0.0.1", "-p", str(server.port), "-o", "10", "-j", str(report)),
             stdout=asyncio.subprocess.PIPE,
         )
         shown, _ = await asyncio.wait_for(process.communicate(), 240)

@@ -23,13 +23,11 @@ from epp.sources.kvevents.routed_prompts import RoutedPrompts
 from epp.sources.kvevents.sequence import Step
 from epp.sources.kvevents.service import ExactService
 from epp.sources.kvevents.sockets import EventSource
-from model_server.core.scheduler import SchedulerLimits
-from model_server.runners.cost import CostModel
-from model_server.server.backends import CostSettings
 from model_server.server.kv_publisher import KvEventSettings
-from model_server.server.serve import Server, ServerSettings, listening
+from model_server.server.serve import Server, listening
 from tests.harness.client import Client, http_client
 from tests.harness.gateway import config_in, running_front
+from tests.harness.http_model_server import quick
 from tests.harness.panic import Panic
 from tests.harness.processes import wait_until
 from tests.unit.sources.kvevents.a_language import write_language
@@ -229,14 +227,10 @@ async def test_the_gateway_with_the_section_follows_its_server(tmp_path: Path) -
     Envoy in front.
     """
     folder = write_language(tmp_path / "model")
-    settings = ServerSettings(
-        port=0,
+    settings = quick(
         num_blocks=96,  # 1,536 tokens, which are fewer than three prompts of this test
         block_size_tokens=16,
-        limits=SchedulerLimits(),
-        backend=CostSettings(costs=CostModel(speed=1000)),
         kv_events=KvEventSettings(endpoint="tcp://127.0.0.1:0", replay_endpoint="tcp://127.0.0.1:0"),
-        drain_timeout_s=0.01,
     )
     server = Server(settings)
     async with AsyncExitStack() as stack:
