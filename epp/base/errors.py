@@ -3,8 +3,6 @@
 A module raises the error where it finds the fault. Only `protocol` turns errors into answers.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 DETAILS: Final = "picker_"

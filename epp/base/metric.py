@@ -10,8 +10,6 @@ field may hold:
 - a distribution, for a histogram.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

@@ -4,8 +4,6 @@ Pure. `settings` holds the name. The composition root and `epp check` ask for th
 has the same table for people.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final, Literal
 

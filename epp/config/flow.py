@@ -1,7 +1,5 @@
 """Defines the `flow` part of `epp.config.policy`: who goes first, who waits, who is refused."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from msgspec import Meta

@@ -5,8 +5,6 @@ holds the old object finishes its work with it. Units are in the names. The refe
 schema are generated from these structs.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Final, Literal
 
 import msgspec

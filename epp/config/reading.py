@@ -5,8 +5,6 @@ The readers of the configuration, the policy and the endpoints file call this mo
 file before this line.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable

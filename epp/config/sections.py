@@ -2,8 +2,6 @@
 listens for Envoy and for people, with their certificates, `kubernetes`, `exactMode` and `envoy`.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta

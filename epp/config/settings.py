@@ -6,8 +6,6 @@ Kubernetes objects) of their own. `cli` and `app` call this module. Every other 
 it needs through its constructor.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from functools import partial

@@ -13,8 +13,6 @@ read too slowly, the oldest are dropped, and the reader gets their number. It li
 somebody reads: the first question begins the recording, and a pause without questions ends it.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

@@ -10,8 +10,6 @@ Invariant: every `Pick` that was handed out holds exactly one booking until `end
 called any number of times, in any order.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from typing import Final, NamedTuple

@@ -4,8 +4,6 @@ The caller passes a `Question` and gets a `Pick` (`picker.events`). The `Decisio
 people see.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final, Literal, Protocol
 

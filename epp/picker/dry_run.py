@@ -9,8 +9,6 @@ fills them. If the tried policy had routed for a week, the caches would be diffe
 this. `picker` calls this module only while there is a policy in dry run.
 """
 
-from __future__ import annotations
-
 import random
 from functools import partial
 

@@ -17,8 +17,6 @@ the request is picked, if the data plane itself answers. From then on the rest o
 unchanged.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet

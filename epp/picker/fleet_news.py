@@ -5,8 +5,6 @@ chooses endpoints by the two. Every method is synchronous and books nothing. No 
 composition root calls it, and so does `sharing` for the events of other pickers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final

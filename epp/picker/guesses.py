@@ -14,8 +14,6 @@ Each guess is settled once. Requests of other pickers have guesses too (`sharing
 as these pickers report. Synchronous; the picker owns the object.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from math import inf

@@ -6,8 +6,6 @@ between reading the state and booking a place. Nothing here waits, logs or reads
 for requests, the composition root for the policy, and the simulator for both.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet

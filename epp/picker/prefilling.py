@@ -9,8 +9,6 @@ no answers there. All methods are synchronous. Each booking is released exactly 
 then.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Final
 

@@ -12,8 +12,6 @@ The answer that made a stored response, conversation, file or batch has its id. 
 and forgotten after a day, when there are too many, or when the server has restarted.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final

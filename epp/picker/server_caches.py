@@ -11,8 +11,6 @@ adapters, salts, schedules, secrets or scheme versions start from different seed
 must compute the same values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from hashlib import blake2b

@@ -6,8 +6,6 @@ When a server is ready, the requests go in the order of their arrival. Synchrono
 Invariant: each request that is held leaves, or its `Answer` is called once.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from itertools import islice

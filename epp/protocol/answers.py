@@ -3,8 +3,6 @@ and the list of models. Decides whether the picker reads the body of a server's 
 sampled, and answers the headers of such answers. Pure; called by `stream`.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import msgspec

@@ -10,8 +10,6 @@ gets one destination in the answer to the headers, and no body back, and its req
 the stream cleanly after the pick, while the HTTP request goes on. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf

@@ -1,7 +1,5 @@
 """The interfaces between a service of gRPC and its transport: the handler of a call, and its caller."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import ClassVar, Protocol
 

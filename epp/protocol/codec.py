@@ -13,8 +13,6 @@ attributes and addresses before they are read one by one. So no message holds th
 Pure. Called by `conversation`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from itertools import islice

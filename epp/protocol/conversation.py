@@ -8,8 +8,6 @@ interleave inside the picker. Invariant: however a call ends, its `HttpStream` i
 outlives it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 import uuid

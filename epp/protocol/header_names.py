@@ -5,8 +5,6 @@ Values that cannot be read are skipped here, and `asking` decides what to do. No
 error because of a peer's bytes.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence

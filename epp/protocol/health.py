@@ -6,8 +6,6 @@ SERVICE_UNKNOWN in both Watch and Check: the endpoint picker protocol requires t
 own convention for Check would be an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Final

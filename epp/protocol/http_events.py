@@ -9,8 +9,6 @@ A `Body` belongs to one stream. The `BodyRoom` belongs to all streams of a proce
 room is the sum of the sizes of its bodies. A body that was taken or dropped has size 0.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Sequence
 from typing import Final

@@ -16,8 +16,6 @@ Invariants: There is at most one pick. `close` or `detach` releases it exactly o
 is answered.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final

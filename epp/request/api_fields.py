@@ -4,8 +4,6 @@ A field that is decoded here costs the decoding of its JSON each time it occurs.
 costs only one pass over its bytes. Called by `parse`.
 """
 
-from __future__ import annotations
-
 from operator import attrgetter
 from typing import Final, TypeVar
 

@@ -8,8 +8,6 @@ route with a line feed at its end. If a path is refused that no server has, noth
 server would also answer 404. Pure; called by `protocol.stream`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from typing import Final

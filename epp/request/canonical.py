@@ -17,8 +17,6 @@ only since then, and the answer to the next message makes the chain end where th
 it does in the server's cache.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import msgspec

@@ -10,8 +10,6 @@ request names the id in its path (`GET /v1/responses/ID`) or in its body (`previ
 `conversation`, `input_file_id`). `picker.kept_state` remembers which server it was.
 """
 
-from __future__ import annotations
-
 import re
 from hashlib import blake2b
 from typing import Final

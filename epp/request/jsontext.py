@@ -21,8 +21,6 @@ us a byte. So JSON that would take longer than about 15 ms is refused before.
 Pure. Called by `parse` and `canonical`, and by sources for foreign JSON.
 """
 
-from __future__ import annotations
-
 import re
 from array import array
 from typing import Any, Final

@@ -9,8 +9,6 @@ JSON's escaped slash in the base64 of its header counts as `UNKNOWN`. All media 
 at most `MOST_TOKENS`. Pure. Called by `canonical` and `parse`.
 """
 
-from __future__ import annotations
-
 import binascii
 import re
 from struct import unpack_from

@@ -12,8 +12,6 @@ sent.
 Called by the ext_proc state machine for each request; pure and synchronous.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Final

@@ -14,8 +14,6 @@ microsecond, however short it is.
 Called by the ext_proc state machine for the sampled share of requests.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from dataclasses import dataclass

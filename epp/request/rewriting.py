@@ -7,8 +7,6 @@ share. For a prompt without messages it depends on the first `_OPENING_BYTES`. T
 target in every picker. Only one rule applies to a request; a target is not looked up again. Pure.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate

@@ -4,8 +4,6 @@
 full. The picker needs no restart and no disk. `epp explain` prints why prompt tokens were not cached.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import os

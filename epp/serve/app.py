@@ -4,8 +4,6 @@ This is the composition root: besides the command line, no other module knows al
 task that `sources` keeps running. Only a failure of the serving socket ends the process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """Runs the `epp` command: starts a gateway, serves, checks a configuration, writes the bootstrap of Envoy."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

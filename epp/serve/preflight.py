@@ -6,8 +6,6 @@ where a file of its own is missing. Envoy's certificates may lie on another mach
 remark and no error if they are not found.
 """
 
-from __future__ import annotations
-
 import stat
 import tempfile
 import time

@@ -6,8 +6,6 @@ health check leaves out a dead worker within a second or two. The `Supervisor` s
 signals, and starts a dead one again. If the workers share without Redis, they meet at a hub in this process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

@@ -8,8 +8,6 @@ A server is `10.0.0.1:8000`, `vllm-a:8000`, or a URL. A name may have several ad
 model server of its own. The command line calls this module.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -2,8 +2,6 @@
 `sources` keeps them running.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

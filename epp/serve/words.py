@@ -1,7 +1,5 @@
 """The words of the command line: names a misspelt command or option, and completes words in a shell."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import re

@@ -10,8 +10,6 @@ The composition root owns the only `Sources` and passes its `keep` to the adapte
 own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

@@ -6,8 +6,6 @@ server that is closed in between leaves the connection open for ever, or logs an
 admin address and the hub of the workers use this module.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

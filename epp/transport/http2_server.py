@@ -7,8 +7,6 @@ the connection with most of them is closed. The files of the certificates are re
 they do not belong together (in the middle of a renewal), the old certificates stay in use.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

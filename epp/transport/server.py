@@ -6,8 +6,6 @@ configuration asks for it. `conversation` has the calls in flight. The compositi
 methods belong to the event loop that called `start`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -6,8 +6,6 @@ no server computed do not count. The decision says what the picker believed at t
 happened to a chunk before. `app` keeps `Explaining` running.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

@@ -7,8 +7,6 @@ address or a name that the configuration knows. So no other web page can read th
 (DNS rebinding). Started and stopped by `app`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import re

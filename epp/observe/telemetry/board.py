@@ -4,8 +4,6 @@ The JSON has a row for each endpoint, with a short history for its spark line. E
 the fleet, decisions by number. `admin` asks for the data, and `app` keeps `run` running.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import time

@@ -5,8 +5,6 @@ To add a metric, add a field to one of these classes, declared as `base.metric` 
 the field in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from math import inf

@@ -4,8 +4,6 @@ prometheus_client is made for any program, so each addition there takes a lock, 
 buckets. Here one thread counts, and the same thread answers Prometheus, so a plain addition is enough.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass, field

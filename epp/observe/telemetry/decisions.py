@@ -5,8 +5,6 @@ decisions stay in the ring, and the id finds the later one. Filled by `metrics`,
 is completed while its answer comes, so the ring keeps the live record and not a copy.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from itertools import islice
 from typing import Any, Final

@@ -10,8 +10,6 @@ has their number in `lines_dropped`. If one place in the code logs very many lin
 while and counted, because clients can cause some of these lines. `setup_logging` is called once by `app`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

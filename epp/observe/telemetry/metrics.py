@@ -5,8 +5,6 @@ callable given by the composition root. Also logs the requests that an operator 
 never with text of a prompt.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ reads the fields that declare a metric. None in any field means that the server 
 value, or that no fresh value is known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

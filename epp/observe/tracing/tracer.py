@@ -9,8 +9,6 @@ Attributes are names and values, never a part of a prompt; docs/tracing.md lists
 names are OpenTelemetry's semantic conventions. Other names begin with `prefix_gateway.`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from typing import Final

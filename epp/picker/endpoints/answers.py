@@ -5,8 +5,6 @@ byte, which had no token, and which servers answer well.
 `failures` decides what follows. Pure: times are monotonic seconds.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import OrderedDict
 from math import inf

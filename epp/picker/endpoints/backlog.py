@@ -12,8 +12,6 @@ of the later page. The backlog remembers the request until that page. Otherwise 
 second time, against requests that still wait.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from itertools import islice
 

@@ -7,8 +7,6 @@ state changes, it notes its slot in `changed`, and the next reader copies the ro
 value is NaN here and None in the state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, cast

@@ -19,8 +19,6 @@ Pure: times are monotonic seconds. `Fleet` owns this object. The picker reports 
 mark, it reports all answers, and `sharing` reports those of other pickers.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from math import inf

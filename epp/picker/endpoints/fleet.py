@@ -2,8 +2,6 @@
 endpoints a request may go to, and the snapshot for the rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ The prefill rate is not here, since servers differ in it (`prefill_rate`). Pure 
 `TokenEstimate.terms`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ Only this module says which servers may get a request for a model that no list n
 not known yet, since they may have the model. A model can be unknown only when every list is known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from math import inf

@@ -3,8 +3,6 @@ Retry-After; the tokens of each tenant, for people; the length of each tenant's 
 Also defines the state of flow control as people and Prometheus see it, which `FlowControl.status` fills in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf

@@ -15,8 +15,6 @@ bound. One call of `next` makes at most `_MOST_FORECASTS` forecasts for the sear
 each alarm that is due.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from heapq import nlargest
 from itertools import count, islice

@@ -1,7 +1,5 @@
 """Asserts the invariants of the prefix table. Tests call it after each step."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from epp.picker.prefix_index.table import Mirror, PrefixTable, Run

@@ -5,8 +5,6 @@ so the state of exact mode as people and Prometheus see it is defined here too.
 and `kvevents` all others. All code here is synchronous.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass

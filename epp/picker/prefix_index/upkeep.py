@@ -10,8 +10,6 @@ keep it.
 step. Until then they count as empty.
 """
 
-from __future__ import annotations
-
 import heapq
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The candidates of a decision as people see them, made from the choice when somebody reads the decision."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import isnan
 from typing import Any

@@ -7,8 +7,6 @@ would be a bias that strengthens itself. The default rule is in `least_cost`; `s
 policy.
 """
 
-from __future__ import annotations
-
 import random
 from bisect import bisect_right
 from collections import OrderedDict

@@ -5,8 +5,6 @@ The same configuration gives the same text, with sorted keys. The command line c
 parse every kind of bootstrap strictly, by Envoy's protobuf definitions, and start the real Envoy with it.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from pathlib import Path

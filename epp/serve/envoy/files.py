@@ -10,8 +10,6 @@ trust the picker, and every request would bypass the picker unnoticed. If a file
 follows their changes. These files hold only names, no keys. `bootstrap` asks for the references.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -22,8 +22,6 @@ file is refused: some editors and scripts empty a file before they write it agai
 start and whenever `watch` sees the file change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 

@@ -15,8 +15,6 @@ use. Later every handshake fails. So it checks the files every few seconds, and 
 `app` and `preflight` (`epp check`) call this module.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import ssl

@@ -5,8 +5,6 @@ process. Only the first process of a replica writes. News from the API server ta
 While the API server is away, everything stays as it was. Called by the composition root.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence

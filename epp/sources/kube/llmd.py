@@ -11,8 +11,6 @@ what is wrong; the valid rules of a rewrite are used anyway. Objects of other po
 their CRD or another picker has given them.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

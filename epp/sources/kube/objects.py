@@ -5,8 +5,6 @@ of a pod. Called by the sinks of the reflectors. Every struct has `metadata.reso
 watch continues. The text below a field of `PolicyStatus` is its description in the CRD.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Final
 
 import msgspec

@@ -13,8 +13,6 @@ Pure and level-based: the result depends only on the current objects, not on the
 - If no policy routes, the default policy does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass

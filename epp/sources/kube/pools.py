@@ -13,8 +13,6 @@ counts as known, without endpoints. Changes are collected for `_GATHER_S` before
 thousand pods start at once, the picker gets a few lists of endpoints and not a thousand. Called by `cluster`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import logging

@@ -10,8 +10,6 @@ pickers does not overload a server that comes back.
 Called by `pools` and `cluster`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Iterable

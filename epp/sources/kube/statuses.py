@@ -11,8 +11,6 @@ is already right is not written again, so a restart causes no write. The time of
 its `status` last changed.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping

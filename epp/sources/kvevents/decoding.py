@@ -16,8 +16,6 @@ salt is an extra key of the first block. Events carry the low 64 bits of a hash.
 functions (`--prefix-caching-hash-algo`): sha256 or xxh3-128, over pickle or over canonical CBOR. Pure.
 """
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 from array import array

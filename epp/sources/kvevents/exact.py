@@ -8,8 +8,6 @@ prompts never appear, the approximate table is used, and the reason is reported.
 Pure and synchronous: the thread of `service` calls everything here, with times in monotonic seconds.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

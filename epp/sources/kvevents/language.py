@@ -7,8 +7,6 @@ gives them. Options of the server that change the rendering (another template on
 for it) are settings. Caller: `start`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime

@@ -12,8 +12,6 @@ chunk by at most one block.
 Pure: the model's tokenizer and template are behind the `Language` protocol. Caller: `exact`.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol

@@ -5,8 +5,6 @@ The queue checks a byte budget when a request begins, and appends one item when 
 attribute is written by only one side, so no lock is needed.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ Pure: `due` says what to request. The owner of the sockets requests it, and pass
 `sockets`, tests.
 """
 
-from __future__ import annotations
-
 import enum
 import struct
 from typing import Final

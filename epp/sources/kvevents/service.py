@@ -11,8 +11,6 @@ with its table as it is. The next `run` knows nothing of the previous one. Calle
 which runs it again after a pause.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -5,8 +5,6 @@ Each replay has a new socket, so that no message of an earlier replay arrives on
 the messages mean. Caller: `service`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 

@@ -4,8 +4,6 @@ Callers import this module only if the configuration asks for exact mode. The im
 package is missing.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

@@ -3,8 +3,6 @@ spellings, and the prefix of Ray Serve), llm-d-inference-sim (with vLLM's names)
 itself (`trtllm-serve`) and in Triton, llama.cpp, and TGI.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 _SPELLINGS: Final[dict[str, tuple[str, ...]]] = {

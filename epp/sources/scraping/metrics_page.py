@@ -11,8 +11,6 @@ another program, a load gauge that is not a number, more lines than any server w
 by the contract tests.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence

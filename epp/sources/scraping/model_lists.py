@@ -10,8 +10,6 @@ requests, at most `_SOON_PER_S` servers are asked in a second.
 Called by `app`; everything runs on the event loop's thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence

@@ -11,8 +11,6 @@ to its length. `read_answer` reads from a stream of bytes; `PageClient` has the 
 of the model servers. Called by `scraper`, `model_lists` and `probes`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -5,8 +5,6 @@ sends the requests. A probe asks for a streamed answer and reads all of it. So i
 comes, tells of an error or ends without a token. Called by `app`; everything runs on the event loop's thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -13,8 +13,6 @@ and the numbers of its last page for the next one, which may be equal. Called by
 event loop's thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence

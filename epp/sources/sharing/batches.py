@@ -9,8 +9,6 @@ Times are milliseconds of the sender's own clock. A batch has the time when it w
 shows how old an event is.
 """
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, Protocol

@@ -11,8 +11,6 @@ Invariants: `waiting_bytes` is the sum of the sizes of the events in the queue. 
 its first event until its last.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Final
 

@@ -11,8 +11,6 @@ the content. The first frame of a worker is the name of its channel. All others,
 batches.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

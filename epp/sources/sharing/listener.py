@@ -13,8 +13,6 @@ A long chain costs CPU. So batches are applied in portions, and requests are ser
 Pure: `now` is the caller's monotonic time, and `age_s` is how long a batch was on its way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, cast

@@ -9,8 +9,6 @@ influence them. The signature covers the channel and the batch, but not the time
 Redis can repeat an earlier batch of a picker, but cannot make a new one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

@@ -7,8 +7,6 @@ again, with growing pauses of up to a second.
 `make` says over which link a picker shares. `serve` calls this module.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """`epp replay`: reads a recording, runs it with every policy, prints the table. The command line calls it."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence

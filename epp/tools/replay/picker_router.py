@@ -6,8 +6,6 @@ nothing), the end of the stream, and for the sampled share of requests the usage
 does not see first tokens. The benches of routing derive their routers from this one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

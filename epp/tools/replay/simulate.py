@@ -9,8 +9,6 @@ the recording. Pure: the same trace and policy give the same figures.
 `reading` makes the `Trace`. The benches use the measures of a run too.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence

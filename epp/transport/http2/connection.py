@@ -13,8 +13,6 @@ unfinished messages of all of them. A frame that is not complete is kept, but no
 passed on as it comes. After `over` nothing is read.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from epp.transport.http2 import frames

@@ -10,8 +10,6 @@ never reduce the table and keep its usual size, which is allowed.
 `connection` and `streams` call the packers directly, so a usual request runs no function of this module.
 """
 
-from __future__ import annotations
-
 import enum
 import functools
 import re

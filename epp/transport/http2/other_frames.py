@@ -4,8 +4,6 @@ that carry no part of a call (SETTINGS, PING, GOAWAY, PRIORITY, RST_STREAM and u
 leaving, and the time limits of one connection. Pure; called by `connection`.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from epp.transport.http2 import frames

@@ -8,8 +8,6 @@ a token from the bucket of its kind. Tokens come back with time. A peer that emp
 with ENHANCE_YOUR_CALM. The buckets are far larger than what Envoy, grpcio or a busy client needs.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from itertools import takewhile
 from typing import Final
