@@ -111,9 +111,8 @@ def _version() -> str:
 def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="model-server",
-        description=_ABOUT,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="An OpenAI-compatible model server, whose prefix cache works as in vLLM, and two helpers.",
+        epilog="model-server serve --help describes the server and has examples.",
     )
     parser.add_argument("--version", action="version", version=f"model-server {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -126,7 +125,7 @@ def command_line() -> argparse.ArgumentParser:
 def _add_serve(commands: Commands) -> None:
     run = commands.add_parser(
         "serve",
-        help="run the server until SIGTERM or SIGINT (model-server serve --help lists the settings)",
+        help="run the server until SIGTERM or SIGINT",
         # argparse prints the usage above an error. The full list of flags would hide the error.
         usage="model-server serve [OPTIONS]",
         description=_ABOUT,

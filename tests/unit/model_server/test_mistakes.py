@@ -68,3 +68,12 @@ def test_a_file_that_is_not_yaml_is_an_error_of_one_line(
     said = capsys.readouterr().err
     assert str(file) in said
     assert said.count("\n") == 1
+
+
+def test_the_first_help_names_the_commands_and_not_the_runners(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--help"], ["serve", "--help"]):
+        with pytest.raises(SystemExit, match="0"):
+            main(words)
+    first, _, described = capsys.readouterr().out.partition("usage: model-server serve")
+    assert all(f"\n    {command}" in first for command in ("serve", "fetch", "lora-sync"))
+    assert ("--runner" in first, "--runner" in described) == (False, True)
