@@ -16,7 +16,7 @@ import msgspec
 import yaml
 from msgspec import Meta, inspect
 
-from epp.base.errors import ConfigError
+from epp.base.errors import ConfigError, to_do
 
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 
@@ -148,9 +148,9 @@ def _refuse_twins(root: yaml.Node | None, *, most: int) -> None:
                     continue
                 line = key.start_mark.line + 1
                 if key.value in lines:
-                    raise ValueError(
-                        f"`{key.value}` stands twice, in lines {lines[key.value]} and {line}; write it once"
-                    )
+                    first = lines[key.value]
+                    where = f"lines {first} and {line}" if first < line else f"line {line}"
+                    raise ValueError(f"`{key.value}` stands twice, in {where}; write it once")
                 lines[key.value] = line
     if waiting:
         raise ValueError("too many values")
@@ -299,7 +299,7 @@ def read_file(path: str, *, field: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(f"{field}: {path}: {error.strerror}; correct the path") from error
+        raise ConfigError(f"{field}: {path}: {error.strerror}; {to_do(error)}") from error
 
 
 def read_secret(path: str, *, field: str) -> bytes:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from epp.base.errors import ConfigError
+from epp.base.errors import ConfigError, to_do
 from epp.base.types import Address
 from epp.config.dialects import Dialect, DialectName, dialect_of
 from epp.config.reading import Strict, decode, in_words
@@ -330,7 +330,7 @@ def load_config(path: Path) -> Config:
         config: Config = decode(text, kind=Config | None, prepare=prepare) or Config()
         config.validate()
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; correct the path") from error
+        raise ConfigError(f"{path}: {error.strerror}; {to_do(error)}") from error
     except (ValueError, ConfigError) as error:
         raise ConfigError(f"{path}: {in_words(error, of=Config, text=text)}") from error
     return config

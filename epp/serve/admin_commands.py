@@ -37,8 +37,8 @@ def _url(admin: str, page: str) -> str:
 
 
 def _no_picker(admin: str, error: Exception) -> ConfigError:
-    why = getattr(error, "reason", error)
-    return ConfigError(f"--admin {admin}: {why}; name the admin.address of a running picker")
+    reason = getattr(error, "reason", error)
+    return ConfigError(f"--admin {admin}: {reason}; name the admin.address of a running picker")
 
 
 @dataclass(slots=True)
@@ -194,11 +194,8 @@ def table(found: dict[str, Any]) -> str:
             f"{cause['share_of_missed']:>15.1%}  {cause['share_of_prompt']:>6.1%}  {cause['tokens']:>12,}  {cause['title']}"
         )
         indent = " " * 39
-        lines += [f"{indent}{_server(s)}" for s in cause["servers"][:_SHOWN_SERVERS]]
+        for server in cause["servers"][:_SHOWN_SERVERS]:
+            full = "" if server["full"] is None else f", its cache {server['full']:.0%} full"
+            lines.append(f"{indent}{server['name']}: {server['tokens']:,} tokens{full}")
         lines.append(f"{indent}-> {cause['advice']}")
     return "\n".join(lines)
-
-
-def _server(server: dict[str, Any]) -> str:
-    full = "" if server["full"] is None else f", its cache {server['full']:.0%} full"
-    return f"{server['name']}: {server['tokens']:,} tokens{full}"

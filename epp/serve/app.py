@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from epp.base.errors import ConfigError
+from epp.base.errors import ConfigError, to_do
 from epp.base.types import Endpoint
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.sections import Kubernetes
@@ -187,11 +187,9 @@ class App:
             if self._cluster is None:
                 self._on_endpoints_file(self._inputs.listed)
         except OSError as error:
-            raise ConfigError(f"envoy.edsFile: {self._config.envoy.eds_file}: {error.strerror}") from error
-
-    def _write_eds(self, endpoints: Sequence[Endpoint]) -> None:
-        if self._eds_file is not None:
-            files.write_endpoints(self._eds_file, endpoints)
+            raise ConfigError(
+                f"envoy.edsFile: {self._config.envoy.eds_file}: {error.strerror}; {to_do(error)}"
+            ) from error
 
     # -- while it runs ---------------------------------------------------------------------------------------
 
@@ -364,7 +362,8 @@ class App:
         before, or soon after, the picker names the endpoint. Raises OSError if the file cannot be written, as
         on a full disk: the source of the list tries again.
         """
-        self._write_eds(endpoints)
+        if self._eds_file is not None:
+            files.write_endpoints(self._eds_file, endpoints)
         self._picker.set_starting(starting)
         self._picker.news.set_endpoints(endpoints, pools=pools, now=time.monotonic())
         self._scraper.set_endpoints(endpoints)

@@ -7,7 +7,7 @@ import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import get_args
+from typing import NoReturn, get_args
 
 import msgspec
 import uvloop
@@ -118,6 +118,7 @@ def _add_up(command: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help="address of the live page and the metrics: PORT or IP:PORT (default %(default)s)",
     )
+    command.add_argument("address", nargs="?", type=_bare, help=argparse.SUPPRESS)
     command.add_argument(
         "--policy", type=Path, metavar="FILE", help="policy file; each change of it is put in use"
     )
@@ -131,6 +132,10 @@ def _add_up(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--write", type=Path, metavar="DIR", help="keep the files of picker and Envoy in DIR, for `epp serve`"
     )
+
+
+def _bare(text: str) -> NoReturn:
+    raise argparse.ArgumentTypeError(f"write --server {text}")
 
 
 def _place(text: str) -> Address:
@@ -163,7 +168,7 @@ def _add_record(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--for",
         dest="seconds",
-        type=float,
+        type=_positive,
         metavar="SECONDS",
         help="stop after SECONDS seconds (default: record until Ctrl-C)",
     )
@@ -217,16 +222,20 @@ def _add_replay(command: argparse.ArgumentParser) -> None:
         help="multiply the rate of requests by X (default 1)",
     )
     command.add_argument(
-        "--servers", type=int, default=0, metavar="N", help="simulate N servers instead of the recorded ones"
+        "--servers", type=_count, default=0, metavar="N", help="simulate N servers, not the recorded ones"
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
 
 
 def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1000:
-        raise argparse.ArgumentTypeError("must be a number above 0 and below 1000")
-    return value
+    if not 0 < float(text) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: write a number above 0")
+    return float(text)
+
+
+def _count(text: str) -> int:
+    _positive(text)
+    return int(text)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -259,8 +268,8 @@ def _run(args: argparse.Namespace) -> int:
     config = load_config(args.config)
     if args.command == "envoy-config":
         text = bootstrap(config)
-        if Path(config.envoy.eds_file).absolute().parent.is_dir():
-            with contextlib.suppress(OSError):  # the picker says which file it cannot write
+        with contextlib.suppress(OSError):  # the picker says which file it cannot write
+            if Path(config.envoy.eds_file).absolute().parent.is_dir():
                 write_first(config)
         return _hand_out(text, args.output)
     if args.command == "check":
@@ -277,8 +286,7 @@ def _up(args: argparse.Namespace) -> int:
     process.raise_file_limit()
     servers = [up.parsed(text) for text in args.server]
     where = {"listen": args.port, "page": args.page, "policy": args.policy, "write": args.write}
-    status: int = uvloop.run(up.up(servers, tls=args.tls or (), **where))
-    return status
+    return int(uvloop.run(up.up(servers, tls=args.tls or (), **where)))
 
 
 def _record(args: argparse.Namespace) -> int:
@@ -358,5 +366,4 @@ def _serve(config: Config, path: Path, *, worker: int | None, hub: Path | None) 
         process.follow_parent()
     served = app.App(config, worker=worker or 0, hub=hub)
     process.tune()
-    status: int = uvloop.run(served.run())
-    return status
+    return int(uvloop.run(served.run()))

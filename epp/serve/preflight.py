@@ -1,11 +1,11 @@
 """Checks whether a configuration can run on this machine: certificates can be used, and folders can be
 written.
 
-The checks leave nothing behind. Only `epp check` calls this module. `epp serve` needs no such check: it fails
-where a file of its own is missing. Envoy's certificates may lie on another machine, so `epp check` prints a
-remark and no error if they are not found.
+The checks leave nothing behind. `epp serve` needs none: it fails where a file of its own is missing. Envoy's
+certificates may lie on another machine, so `epp check` prints a remark and no error if they are not found.
 """
 
+import os
 import stat
 import tempfile
 import time
@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from epp.base.errors import ConfigError
+from epp.base.errors import ConfigError, to_do
 from epp.config.dialects import WAIT_SHARE
 from epp.config.policy import Policy
 from epp.config.settings import Config
 from epp.serve.parts import hash_secret
-from epp.sources.files.watch import check_tls, files_of, to_do
+from epp.sources.files.watch import check_tls, files_of
 from epp.sources.scraping.page_client import ApiKey
 
 _LONGEST_SOCKET_BYTES: Final = 107
@@ -35,7 +35,9 @@ def inspect(config: Config) -> list[str]:
         if address.startswith("unix:"):
             _check_socket(Path(address.removeprefix("unix:")), field="listen.address")
     if config.envoy.eds_file:
-        _check_folder(_nearest(Path(config.envoy.eds_file).absolute().parent), field="envoy.edsFile")
+        above = Path(config.envoy.eds_file).absolute().parents
+        folder = next(each for each in above if os.access(each, os.F_OK))  # the picker makes the missing ones
+        check_folder(folder, field="envoy.edsFile")
     if fault := ApiKey(config.models.api_key_file).fault():
         raise ConfigError(f"models.apiKeyFile: {fault}")
     if config.hash_secret_file:
@@ -93,10 +95,10 @@ def _of_certificates(config: Config) -> list[str]:
     if (tls := config.envoy.tls) is None:
         return []
     missing = [
-        f"envoy.tls.{name}: {path}: this machine has no such file; Envoy needs the file on the machine where "
+        f"envoy.tls.{name}: {path}: this user finds no such file here; Envoy needs the file on the machine where "
         "Envoy runs"
         for name, path in files_of(tls)
-        if not Path(path).exists()
+        if not os.access(path, os.F_OK)
     ]
     if not missing:
         check_tls(tls, field="envoy.tls", unix_now_s=time.time())
@@ -109,22 +111,17 @@ def _check_socket(path: Path, *, field: str) -> None:
             f"{field}: {path}: the path of a unix socket has at most {_LONGEST_SOCKET_BYTES} bytes; choose a "
             "shorter path"
         )
-    _check_folder(path.parent, field=field)
+    check_folder(path.parent, field=field)
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
         raise ConfigError(
             f"{field}: {path}: this file exists and is not a socket; remove it, or choose another path"
         )
 
 
-def _check_folder(folder: Path, *, field: str) -> None:
+def check_folder(folder: Path, *, field: str) -> None:
     """Try to write a file in this folder, to find missing permissions, read-only mounts and full disks."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"x")
     except OSError as error:
         raise ConfigError(f"{field}: cannot write in {folder}: {error.strerror}; {to_do(error)}") from error
-
-
-def _nearest(folder: Path) -> Path:
-    """Return the nearest existing folder above this path. The picker makes the missing folders."""
-    return next((each for each in (folder, *folder.parents) if each.exists()), folder)

@@ -33,6 +33,7 @@ from epp.config.settings import Config, load_config
 from epp.serve.app import App
 from epp.serve.envoy.bootstrap import bootstrap
 from epp.serve.envoy.files import write_if_changed
+from epp.serve.preflight import check_folder
 from epp.serve.process import follow_parent
 from epp.sources.files.watch import check_tls
 
@@ -212,14 +213,13 @@ def _folder(asked: Path | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="epp-up-") as made:
             yield Path(made)
         return
+    with contextlib.suppress(OSError):  # the next line says why
+        asked.mkdir(parents=True, exist_ok=True)
+    check_folder(asked, field="--write")
     if (asked / "config.yaml").exists():
         raise ConfigError(
             f"--write {asked}: has a config.yaml already; run it with epp serve, or name another folder"
         )
-    try:
-        asked.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--write {asked}: {error.strerror}; name a folder that can be written") from error
     yield asked
 
 

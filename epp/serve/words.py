@@ -47,9 +47,7 @@ class WordsParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say of `--window 5m` what to write, where argparse says `invalid int value`."""
-        super().error(
-            re.sub(r"invalid (?:int|float) value: '(.*)'", r"\1: write a number, without a unit", message)
-        )
+        super().error(re.sub(r"invalid \w+ value: '(.*)'", r"\1: write a number, without a unit", message))
 
     def options(self) -> list[str]:
         """Return the options that the help names."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from epp.base.errors import ConfigError
+from epp.base.errors import ConfigError, to_do
 from epp.config.sections import Listen, Tls
 from epp.protocol.calls import Service
 from epp.transport.accepting import Acceptor
@@ -241,7 +241,7 @@ class Certificates:
                 f"listen.tls: {tls.cert_file}, {tls.key_file}: {error.reason or error}"
             ) from error
         except OSError as error:
-            raise ConfigError(f"listen.tls: {error.filename}: {error.strerror}") from error
+            raise ConfigError(f"listen.tls: {error.filename}: {error.strerror}; {to_do(error)}") from error
 
     def current(self) -> ssl.SSLContext:
         """Return the context, made anew if the files have changed."""

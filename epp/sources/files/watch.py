@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from epp.base.errors import ConfigError
+from epp.base.errors import ConfigError, to_do
 from epp.config.sections import Tls
 
 _log = logging.getLogger(__name__)
@@ -80,8 +80,9 @@ class FileWatcher(Generic[T]):
             # The file is read in a thread, so that a network file system that hangs cannot stop the picks.
             content = await asyncio.to_thread(self._read)
         except OSError as error:
-            reason = error.strerror or type(error).__name__
-            self._report(f"{self.path} cannot be read; what was read before stays: {reason}")
+            self._report(
+                f"{self.path} cannot be read; what was read before stays: {error.strerror}; {to_do(error)}"
+            )
             return
         if content == self._handed_over:
             if self.fault != self._refused:
@@ -106,7 +107,7 @@ class FileWatcher(Generic[T]):
             self._report(f"{self.path} has changed and cannot be used yet; will try again: {error}")
             return
         except ConfigError as error:
-            refused = f"{self.path} has changed and is refused; the old content stays in use: {error}"
+            refused = f"a change is refused, and the old content stays in use: {error}"
         self._handed_over, self._refused = content, refused
         self._report(refused, good="has changed and is in use")
 
@@ -160,18 +161,6 @@ def check_tls(tls: Tls, *, field: str, unix_now_s: float) -> None:
             "PEM, or has a passphrase; "
             "name the matching key, in PEM and without a passphrase"
         ) from error
-
-
-def to_do(error: OSError) -> str:
-    match error:
-        case FileNotFoundError():
-            return "create it, or correct the path"
-        case PermissionError():
-            return "give this user access, or name another path"
-        case NotADirectoryError():
-            return "one part of this path is a file and not a folder: correct the path"
-        case _:
-            return "name another path"
 
 
 def _check_certificates(text: bytes, *, where: str) -> None:

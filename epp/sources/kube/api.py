@@ -24,6 +24,7 @@ import msgspec
 import yaml
 
 from epp.base.errors import ConfigError
+from epp.config.reading import read_file
 from epp.config.sections import Kubernetes
 from epp.sources.kube.objects import Failure
 
@@ -52,8 +53,7 @@ def require(settings: Kubernetes) -> None:
             "kubernetes: needs the package `kubernetes`; install it with: pip install 'prefix-gateway[kubernetes]'"
         )
     if settings.kubeconfig:
-        if not Path(settings.kubeconfig).is_file():
-            raise ConfigError(f"kubernetes.kubeconfig: {settings.kubeconfig}: no such file")
+        read_file(settings.kubeconfig, field="kubernetes.kubeconfig")
     elif "KUBERNETES_SERVICE_HOST" not in os.environ:
         raise ConfigError("kubernetes.kubeconfig: is missing; only a pod in a cluster works without it")
     namespace_of(settings)

@@ -19,7 +19,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Encoding, Tokenizer
 
-from epp.base.errors import ConfigError
+from epp.base.errors import ConfigError, to_do
 from epp.request.jsontext import check_cost
 from epp.sources.kvevents.mapping import Tokens, UnmappedError
 
@@ -43,7 +43,7 @@ class FolderLanguage:
             config = _read_json(folder / "tokenizer_config.json")
             text = template.read_text() if template is not None else _template(folder, config)
         except OSError as error:
-            raise ConfigError(f"{error.filename}: {error.strerror}") from error
+            raise ConfigError(f"{error.filename}: {error.strerror}; {to_do(error)}") from error
         except ValueError as error:
             raise ConfigError(f"{folder}: {error}") from error
         try:

@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 
 from yarl import URL
 
+from epp.base.errors import to_do
 from epp.base.types import Address
 from epp.sources.scraping.metrics_page import MetricsError
 
@@ -342,7 +343,7 @@ class ApiKey:
             with Path(self._path).open("rb") as file:
                 key = file.read(_MOST_KEY_BYTES + 1).strip()
         except OSError as error:
-            return "", f"{self._path}: {error.strerror}; correct the path"
+            return "", f"{self._path}: {error.strerror}; {to_do(error)}"
         if len(key) > _MOST_KEY_BYTES or not _KEY.fullmatch(key):
             return "", f"{self._path}: the file has to hold one key of printable ASCII, and nothing else"
         return key.decode(), ""

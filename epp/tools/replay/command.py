@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from epp.base.errors import ConfigError
+from epp.base.errors import ConfigError, to_do
 from epp.config.policy import DEFAULT_POLICY, Policy, RuleName, load_policy
 from epp.tools.replay.reading import read
 from epp.tools.replay.simulate import Figures, ReplayError, ReplaySetting, Trace, fleet_of, run
@@ -51,7 +51,7 @@ def replay(
             json_file.write_bytes(msgspec.json.format(msgspec.json.encode(columns), indent=2) + b"\n")
         print(f"{time.monotonic() - began:.1f} s", flush=True)
     except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}; correct the path") from error
+        raise ConfigError(f"{error.filename}: {error.strerror}; {to_do(error)}") from error
 
 
 def _columns(trace: Trace, candidates: Mapping[str, Policy], setting: ReplaySetting) -> dict[str, Figures]:
@@ -133,7 +133,7 @@ def table(columns: Mapping[str, Figures]) -> str:
     """
     rows = [["", *columns]]
     rows += [[label, *(show(figures) for figures in columns.values())] for label, show in _ROWS]
-    servers = _servers(columns)
+    servers = list(dict.fromkeys(server for figures in columns.values() for server in figures.by_server))
     if len(servers) <= _MOST_SERVERS:
         rows += [
             [f"requests to {server}", *(f"{f.by_server.get(server, 0):,}" for f in columns.values())]
@@ -154,10 +154,6 @@ def imbalance(figures: Figures) -> float:
     """Return the requests of the busiest server divided by the mean."""
     counts = list(figures.by_server.values())
     return max(counts) * len(counts) / sum(counts) if counts and sum(counts) else 0.0
-
-
-def _servers(columns: Mapping[str, Figures]) -> list[str]:
-    return list(dict.fromkeys(server for figures in columns.values() for server in figures.by_server))
 
 
 def _ms(seconds: float | None, *, digits: int = 0) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from epp.base.errors import ConfigError
 from epp.config.policy import PolicySpec
-from epp.config.reading import read_file, read_secret
+from epp.config.reading import read_secret
 from epp.config.sections import Admin, Listen
 from epp.config.settings import Config, load_config
 from epp.config.sharing import RedisTarget
@@ -154,16 +154,6 @@ def test_a_mistake_is_refused_with_the_file_the_field_and_the_reason(
     assert why in message
 
 
-def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file"):
-        load_config(tmp_path / "absent.yaml")
-    with pytest.raises(ConfigError, match="Is a directory"):
-        load_config(tmp_path)
-    (tmp_path / "epp.yaml").write_bytes(b"\xff\xfe\xfa")
-    with pytest.raises(ConfigError, match=r"epp\.yaml"):
-        load_config(tmp_path / "epp.yaml")
-
-
 @pytest.mark.parametrize(
     ("address", "workers", "expected"),
     [
@@ -201,12 +191,6 @@ def test_every_field_that_people_write_has_a_description(root: type[msgspec.Stru
         name for name, schema in fields(root) if not schema.get("description") and "$ref" not in str(schema)
     ]
     assert bare == []
-
-
-def test_the_error_for_an_unreadable_file_names_field_path_and_reason(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read_file(str(tmp_path), field="policyFile")
-    assert str(caught.value) == f"policyFile: {tmp_path}: Is a directory; correct the path"
 
 
 def test_white_space_around_a_secret_is_ignored(tmp_path: Path) -> None:

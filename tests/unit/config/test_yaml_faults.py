@@ -58,12 +58,7 @@ def test_a_mistake_in_a_policy_gets_its_message(text: str, message: str) -> None
         ("{failures: {probe: 'no'}}", "write true or false, without quotes"),
         ("{sessionHeader: 5}", "put the value in quotes"),
         ("{flow: {claims: Tenant}}", "write a list, such as [a, b]"),
-        ("{load: {whenSaturated: reject}}", "values are LeastLoaded, Reject"),
         ("{flow: {claims: [Tenant, Who]}}", "values are Deadline, Objective, Tenant"),
-        (
-            "{flow: {claims: [Objective, Tenant, Deadline, BodyPriority]}}",
-            "values are Deadline, Objective, Tenant",
-        ),
         ("{rule: off}", "values are affinity, least-cost,"),
     ],
 )

@@ -86,13 +86,6 @@ def test_the_error_for_an_unwritable_output_file_names_the_flag(
     assert "--output" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("rate", ["0", "-1", "1000", "nan", "fast"])
-def test_a_rate_that_replay_cannot_run_is_refused(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["replay", "recording", "--load", rate])
-    assert "--load" in capsys.readouterr().err
-
-
 def test_without_a_simulator_replay_says_where_it_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

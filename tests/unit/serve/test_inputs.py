@@ -1,6 +1,5 @@
 """The files that the configuration names: read at start, and watched from then on."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,22 +7,13 @@ import pytest
 from epp.base.errors import ConfigError
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.sections import Kubernetes
-from epp.config.settings import Config, load_config
+from epp.config.settings import Config
 from epp.observe.telemetry.metrics import Metrics
 from epp.serve.inputs import load_inputs, watchers
 from epp.sources.files.endpoints_file import Listed
 from tests.unit.observe.telemetry.records import new_metrics
 
 HEAD = "apiVersion: prefix-gateway.dev/v1alpha1, kind: PrefixRoutingPolicy, metadata: {name: p}"
-
-
-@pytest.mark.parametrize("field", ["endpointsFile", "policyFile"])
-def test_a_missing_file_is_looked_for_beside_the_configuration(field: str, tmp_path: Path) -> None:
-    (tmp_path / "endpoints.yaml").write_text("endpoints: []")
-    file = tmp_path / "config.yaml"
-    file.write_text(json.dumps({"endpointsFile": "endpoints.yaml", field: "away.yaml"}))
-    with pytest.raises(ConfigError, match=f"{field}: {tmp_path}/away.yaml: No such file or directory"):
-        load_inputs(load_config(file))
 
 
 def test_policy_file_beside_a_cluster_is_default_policy_and_never_dry_run(tmp_path: Path) -> None:

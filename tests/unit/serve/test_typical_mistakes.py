@@ -1,6 +1,9 @@
 """Typical mistakes of a first hour: each message says where, what was found, and what to write."""
 
+import errno
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +28,7 @@ IN_CONFIG = [
         "line 4, column 1: not YAML: while scanning for the next token found character that cannot start any token; indent with spaces",
     ),
     ("endpointsFile: e.yaml", "`endpointsFile` stands twice, in lines 1 and 3; write it once"),
+    ("envoy: {listen: a, listen: b}", "`listen` stands twice, in line 3; write it once"),
     ("---\nworkers: 2", "found another document, line 3; remove the line `---`"),
     ("drain: 30", "line 3: unknown field `drain`; did you mean `drainSeconds`?"),
     ("logLevel: debug", "line 3: unknown field `logLevel`; did you mean `log`?"),
@@ -40,7 +44,11 @@ MISTAKES = [
         "expected a mapping, found a list; write its fields, without a dash before them: ",
     ),
     ("config.yaml", "", "endpointsFile: is missing; name the file that lists the model servers"),
-    ("config.yaml", "endpointsFile: away.yaml", "away.yaml: No such file or directory; correct the path"),
+    (
+        "config.yaml",
+        "endpointsFile: away.yaml",
+        "away.yaml: No such file or directory; create it, or correct the path",
+    ),
     (
         "e.yaml",
         "endpoints: []",
@@ -109,12 +117,50 @@ def test_a_mistake_in_a_file_says_where_and_what_to_write(
         ("up --sever a", "there is no option --sever; did you mean --server?"),
         ("explain --window 5m", "argument --window: 5m: write a number, without a unit"),
         ("up --server a --port high", "argument --port: high: write PORT or IP:PORT"),
+        ("up 10.0.0.1:8000", "write --server 10.0.0.1:8000"),
+        ("record x --for nan", "argument --for: nan: write a number above 0"),
+        ("record x --for inf", "argument --for: inf: write a number above 0"),
+        ("record x --for -1", "argument --for: -1: write a number above 0"),
+        ("replay x --load nan", "argument --load: nan: write a number above 0"),
+        ("replay x --load fast", "argument --load: fast: write a number, without a unit"),
+        ("replay x --servers -1", "argument --servers: -1: write a number above 0"),
+        ("replay x --servers 0", "argument --servers: 0: write a number above 0"),
     ],
 )
 def test_a_misspelt_word_is_named(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(words.split())
     assert message in capsys.readouterr().err
+
+
+def test_a_path_that_is_closed_to_this_user_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for where, name, more in (
+        ("", "config.yaml", ""),
+        ("endpointsFile: ", "e.yaml", ""),
+        ("policyFile: ", "p.yaml", ""),
+        ("listen.tls.certFile: ", "c.pem", "listen: {tls: {certFile: c.pem, keyFile: c.pem}}"),
+        ("envoy.tls.certFile: ", "c.pem", "envoy: {tls: {certFile: c.pem, keyFile: c.pem}}"),
+        ("models.apiKeyFile: ", "key", "models: {apiKeyFile: key}"),
+    ):
+        for each, content in {name: "", **GOOD, "config.yaml": GOOD["config.yaml"] + more}.items():
+            (tmp_path / each).write_text(content)
+        with monkeypatch.context() as patch:
+            for method in ("open", "stat"):
+                patch.setattr(Path, method, closed(name, getattr(Path, method)))
+            assert main(["check", "--config", str(tmp_path / "config.yaml")]) == 2
+        told = f"{where}{tmp_path / name}: Permission denied; give this user access, or name another path"
+        assert capsys.readouterr() == ("", f"epp: {told}\n")
+
+
+def closed(name: str, usual: Callable[..., Any]) -> Callable[..., Any]:
+    def method(path: Path, *args: Any, **options: Any) -> Any:
+        if path.name == name:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return usual(path, *args, **options)
+
+    return method
 
 
 def test_what_up_cannot_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,6 +170,7 @@ def test_what_up_cannot_use_is_named(capsys: pytest.CaptureFixture[str]) -> None
             "--port 192.0.2.1:80",
             "--port 192.0.2.1:80: Cannot assign requested address; name another port, on ",
         ),
+        (f"{place} --write /proc/x", "--write: cannot write in /proc/x: No such file or directory; create "),
         (f"{place} --tls a.pem b.pem", "a.pem: No such file or directory; create it, or correct "),
     ):
         assert main(["up", "--server", "127.0.0.1", *words.split()]) == 2

@@ -81,7 +81,7 @@ def test_the_error_outside_a_pod_asks_for_a_kubeconfig(monkeypatch: pytest.Monke
 
 
 def test_the_error_for_a_missing_kubeconfig_names_the_file() -> None:
-    with pytest.raises(ConfigError, match=r"kubernetes\.kubeconfig: /nowhere: no such file"):
+    with pytest.raises(ConfigError, match=r"kubernetes\.kubeconfig: /nowhere: No such file"):
         require(Kubernetes(pool="p", kubeconfig="/nowhere"))
 
 
