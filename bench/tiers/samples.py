@@ -112,9 +112,7 @@ class Sequencer:
         memory = self.model.memory
         batch = make_batch(
             [Chunk(request, start, num_tokens, samples=True, table=self.table)],
-            block_size_tokens=memory.block_size_tokens,
-            device=memory.device,
-            dtype=memory.shape.dtype,
+            memory=memory,
             view_for=lambda _: view,
         )
         with torch.inference_mode():

@@ -38,7 +38,8 @@ def media_tokens(part: Raw, *, kind: bytes, measured: bool) -> Guess:
     """Return the guess for a part of a content. kind: its type. measured: by its header, if it has one."""
     view = memoryview(part)
     start = bytes(view[:_SEARCHED_BYTES])
-    text = measured and _TEXT.search(start + bytes(view[-_SEARCHED_BYTES:]))
+    both = start + bytes(view[-_SEARCHED_BYTES:])
+    text = measured and (b"document" in kind or b"file" in kind) and _TEXT.search(both)
     found = _DATA.search(start) if measured and not text else None
     if found is None:
         return UNKNOWN if _SHOWN.search(kind) and not text else (1 + len(view) // 4, False)

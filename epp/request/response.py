@@ -1,11 +1,10 @@
 """Reads the answer to a sampled request while it streams through the picker: the time of the first token and
 the reported usage.
 
-It understands server-sent events and plain JSON of each API, and skips other types and compressed bodies. Of
-gzip it reads the beginning, for the id of what the server made.
-Nothing that a server sends makes it raise an error. Its memory is bounded by MAX_EVENT_BYTES of one event.
-The same bytes give the same feedback in whatever pieces they come, except for the time, which is that of the
-piece in which the first event with generated text was complete. Time comes in as an argument.
+It understands server-sent events and plain JSON of each API, skips others and compressed bodies, and reads
+the beginning of gzip for the id of what the server made. Nothing that a server sends makes it raise an error.
+Its memory is bounded by MAX_EVENT_BYTES of one event. The same bytes give the same feedback in whatever
+pieces they come, but for the time, that of the piece that completed the first event with generated text.
 
 An `EventSplitter` cuts the stream into events. Lines end in LF or CRLF, as all servers write them. A longer
 event is dropped whole. After `MOST_LINES` of one answer nothing more is read: each line costs half a
@@ -122,7 +121,7 @@ class ResponseReader:
         self._kind = kind
         self._events = events if plain and media_type == "text/event-stream" else None
         self._json = bytearray() if plain and is_json else None
-        self._packed = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
+        self._packed = zlib.decompressobj(wbits=31) if plain and encoding == "gzip" else None
         self._room = _UNPACKED_BYTES
         self._generated = False
         self._finished = False
@@ -152,8 +151,10 @@ class ResponseReader:
     def _unpacked(self, piece: bytes) -> bytes:
         if self._packed is None:
             return piece
+        if self._packed.eof or not self._room:  # what follows the end of the data would be kept
+            return b""
         try:
-            text = self._packed.decompress(piece, self._room) if self._room else b""
+            text = self._packed.decompress(piece, self._room)
         except zlib.error:
             text = b""
         self._room -= len(text)

@@ -39,7 +39,7 @@ def _device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         return batch, pack, SimpleNamespace(replay=lambda: logits.copy_(compute(batch))), logits
 
     monkeypatch.setattr(CapturedSteps, "_capture", captured)
-    monkeypatch.setattr(packed, "possible", lambda device, dtype: True)
+    monkeypatch.setattr(packed, "possible", lambda memory: True)
     monkeypatch.setattr(packed, "flash_attention", _flash_attention)
     for name in ("graph_pool_handle", "CUDAGraph"):
         monkeypatch.setattr(torch.cuda, name, object)

@@ -16,6 +16,7 @@ import torch
 
 from model_server.core.scheduler import Chunk
 from model_server.runners.hf import packed
+from model_server.runners.hf.memory import KvMemory
 from model_server.runners.hf.packed import PackedTokens
 from model_server.runners.hf.views import LongChunk, ViewFor
 
@@ -58,15 +59,9 @@ class StepBatch:
     """On a GPU, all requests without a view."""
 
 
-def make_batch(
-    chunks: Sequence[Chunk],
-    *,
-    block_size_tokens: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    view_for: ViewFor,
-) -> StepBatch:
-    """Return one step's chunks as tensors. `dtype` is the data type of the model."""
+def make_batch(chunks: Sequence[Chunk], *, memory: KvMemory, view_for: ViewFor) -> StepBatch:
+    """Return one step's chunks as tensors."""
+    block_size_tokens, device, dtype = memory.block_size_tokens, memory.device, memory.shape.dtype
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -85,7 +80,7 @@ def make_batch(
         ]
         last_rows.append(len(token_ids) - 1)
         view = view_for(chunk.request)
-        if view is None and packed.possible(device, dtype):
+        if view is None and packed.possible(memory):
             together.append((range(first_row, len(token_ids)), blocks, end))
         elif chunk.num_tokens == 1 and view is None:
             alone = end >= _LONG_TOKENS and device.type == "cpu"

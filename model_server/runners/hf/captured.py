@@ -64,6 +64,6 @@ class CapturedSteps:
         batch = StepBatch(rows[None].clone(), rows[None].clone(), spare, rows, (), (), packed)
         self._compute(batch)  # what libraries set up in their first call is no part of a graph
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = self._compute(batch)
         return batch, packed, graph, logits

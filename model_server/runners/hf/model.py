@@ -113,16 +113,14 @@ class PagedModel:
         self.memory.copy(plan.copies)
         if not plan.chunks:
             return ()
-        batch = make_batch(
-            plan.chunks,
-            block_size_tokens=self.memory.block_size_tokens,
-            device=self.memory.device,
-            dtype=self.memory.shape.dtype,
-            view_for=self.view_for,
-        )
+        batch = make_batch(plan.chunks, memory=self.memory, view_for=self.view_for)
         packed = batch.packed
+        # Contexts that share blocks may be longer than the memory. Their copies would stay with the graph.
+        captures = (
+            packed is not None and packed.most_rows == 1 and len(packed.slots) <= self.memory.spare_slot
+        )
         with torch.inference_mode():
-            if packed is None or packed.most_rows > 1 or batch.longs:
+            if packed is None or not captures or batch.longs:
                 logits = self._compute(batch)
             else:
                 self._captured = self._captured or CapturedSteps(self.memory, self._compute)

@@ -39,8 +39,12 @@ class PackedTokens:
 flash_attention = torch.ops.aten._flash_attention_forward  # noqa: SLF001
 
 
-def possible(device: torch.device, dtype: torch.dtype) -> bool:
-    return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
+def possible(memory: KvMemory) -> bool:
+    """Return whether FlashAttention takes this GPU and these heads."""
+    half, dim = memory.shape.dtype in (torch.float16, torch.bfloat16), memory.shape.head_dim
+    if memory.device.type != "cuda" or not half or dim % 8 or dim > 256:
+        return False
+    return bool(torch.cuda.get_device_capability(memory.device) >= (8, 0))
 
 
 def pack(

@@ -262,7 +262,7 @@ spec:
   affinity: {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- with $root.Values.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ . | quote }}
   {{- end }}
   {{- with $root.Values.priorityClassName }}
   priorityClassName: {{ . }}
