@@ -40,11 +40,11 @@ class Question(Struct, frozen=True, gc=False):
     path_hash: int = 0
     """A hash of the path without its query, to tell whether two requests ask for the same path."""
     names_state: str = ""
-    """The id of something that one server keeps. See `picker.kept_state`."""
+    """The id of something that one server keeps. See `picker.remembered`."""
     makes_state: bool = False
     """Whether the answer may have the id of something that its server keeps."""
     body_hash: int = 0
-    """A keyed hash of the body, by which `picker.fatal` knows the request. 0: it has none."""
+    """A keyed hash of the body, by which `picker.remembered` knows the request. 0: it has none."""
 
 
 class Queued(Struct, frozen=True, gc=False):

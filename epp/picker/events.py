@@ -168,7 +168,7 @@ class Pick(Struct, eq=False, gc=False):
     path_hash: int = 0
     """See `Question.path_hash`."""
     body_hash: int = 0
-    """A keyed hash of the body, by which `picker.fatal` knows the request. 0: it has none."""
+    """A keyed hash of the body, by which `picker.remembered` knows the request. 0: it has none."""
     prefill: PrefillJob | None = None
     """The work of a prefill server for this request. None: the chosen server computes the prompt."""
     computed: bool = False
@@ -284,7 +284,7 @@ class Cut(OfServer, frozen=True):
 
 
 class Fatal(TimedEvent, frozen=True):
-    """A request ended servers, or may have. See `picker.fatal`."""
+    """A request ended servers, or may have. See `picker.remembered`."""
 
     body_hash: int
     strikes: int

@@ -7,7 +7,7 @@ characters.
 
 The server that made a stored response, a conversation, a file or a batch is the only one that knows its id. A
 request names the id in its path (`GET /v1/responses/ID`) or in its body (`previous_response_id`,
-`conversation`, `input_file_id`). `picker.kept_state` remembers which server it was.
+`conversation`, `input_file_id`). `picker.remembered` remembers which server it was.
 """
 
 import re
