@@ -201,12 +201,12 @@ class Guesses:
 
     def page(self, state: EndpointState, *, now: float) -> None:
         """Take in the bookings that the server's last page showed to be computed, or that were lost."""
-        counted, state.backlog.counted = state.backlog.counted, []
-        for booking in counted:
-            if (work := self._awaited.get(booking)) is None:
-                continue
+        removed, state.backlog.removed = state.backlog.removed, []
+        for booking, computed in removed:
+            if (work := self._awaited.get(booking)) is None or not (computed or work.over):
+                continue  # its end settles its guess
             if work.guess.process != state.process or booking.booked_at < now - LONGEST_PREFILL_S:
-                if work.over:  # else its end settles its guess
+                if work.over:
                     self.lost(work)
             elif isinstance(work, Pick) and work.streams and work.phase is Phase.SENT:
                 work.guess.counted = True  # its headers come before its prefill, if its server takes it

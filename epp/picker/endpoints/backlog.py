@@ -38,7 +38,7 @@ class Backlog:
     0 <= `unbegun`.
     """
 
-    __slots__ = ("at", "bookings", "counted", "drained_tokens", "tokens", "unbegun")
+    __slots__ = ("at", "bookings", "drained_tokens", "removed", "tokens", "unbegun")
 
     def __init__(self, *, now: float) -> None:
         self.bookings: OrderedDict[Booking, None] = OrderedDict()
@@ -46,9 +46,9 @@ class Backlog:
         self.drained_tokens = 0.0
         self.unbegun = 0
         """The number of requests that were computed and released since the last scrape."""
-        self.counted: list[Booking] = []
-        """Bookings that the last pages showed to be computed, or that were lost. The picker takes them after
-        each page."""
+        self.removed: list[tuple[Booking, bool]] = []
+        """Bookings that went with the last pages, and whether counters or the estimate show that they were
+        computed. The picker takes them after each page."""
         self.at = now
 
     @property
@@ -95,10 +95,12 @@ class Backlog:
             self.drained_tokens = min(self.drained_tokens, float(self.tokens))
 
     def clear_before(self, when: float, *, now: float, rate: float) -> None:
-        """Remove bookings made before `when`: the server was idle then, or they were lost long ago."""
+        """Remove bookings made before `when`: the server was idle then, or they were lost long ago. A request
+        may still be on its way to an idle server.
+        """
         self.advance(now, rate)
         while (oldest := self.oldest) and oldest.booked_at < when:
-            self._count(oldest)
+            self._remove(oldest, computed=False)
         self.drained_tokens = min(self.drained_tokens, float(self.tokens))
 
     def begun(self, requests: int, *, now: float, rate: float) -> tuple[int, float] | None:
@@ -112,7 +114,7 @@ class Backlog:
         known = len(ended) == requests and not any(booking.loads for booking in ended)
         tokens = sum([booking.tokens for booking in ended])
         for booking in ended:
-            self._count(booking)
+            self._remove(booking, computed=True)
         self.unbegun = max(0, self.unbegun - requests)
         self.drained_tokens = min(self.drained_tokens, self.oldest.tokens if self.oldest else 0.0)
         return (tokens, sum([booking.ahead_tokens for booking in ended])) if known else None
@@ -127,7 +129,7 @@ class Backlog:
         self.unbegun = 0
         while (oldest := self.oldest) and oldest.tokens <= left:
             left -= oldest.tokens
-            self._count(oldest)
+            self._remove(oldest, computed=True)
         if oldest:
             oldest.tokens -= left
             self.tokens -= left
@@ -138,17 +140,15 @@ class Backlog:
             self.drained_tokens = drained if drained < self.tokens else float(self.tokens)
             self.at = now
 
-    def _count(self, oldest: Booking) -> None:
-        """Remove the oldest booking, since a page shows that it is computed, or since it was lost."""
+    def _remove(self, oldest: Booking, *, computed: bool) -> None:
         # The estimate counts against the oldest booking first.
         self.drained_tokens = max(0.0, self.drained_tokens - oldest.tokens)
-        self.counted.append(oldest)
+        self.removed.append((oldest, computed))
         self._drop(oldest)
 
     def _drop(self, booking: Booking) -> None:
         del self.bookings[booking]
         self.tokens -= booking.tokens
-        booking.tokens = 0
 
     def _unwait(self, booking: Booking) -> None:
         """Let no later request have waited for this one, since the server did not compute it."""

@@ -196,11 +196,7 @@ class RefusalMachine(RuleBasedStateMachine):
             dict(beliefs(picker, misses, now=self.now)) for picker, misses in (self.attacked, self.spared)
         )
         for name in one:
-            assert one[name] == other[name], (
-                name,
-                one[name],
-                other[name],
-            )
+            assert one[name] == other[name], (name, one[name], other[name])
 
     @precondition(lambda self: not (self.good or self.vain))
     @invariant()

@@ -192,6 +192,19 @@ def test_a_stream_that_ends_too_soon_proves_nothing_alone(monkeypatch: pytest.Mo
         assert [pick.decision.matched_tokens > 7000 for pick in again] == [each in entered for each in "pq"]
 
 
+@pytest.mark.parametrize(("stream", "began"), [(True, 1.04), (True, 1.08), (False, None)])
+def test_an_idle_page_proves_no_prompt_on_its_way(stream: bool, began: float | None) -> None:  # noqa: FBT001
+    picker = a_picker(on=endpoints("a"))
+    pick = picker.pick(ask(text("p", 32_000), stream=stream), now=1.0)
+    for now in (1.02, 1.04, 1.06, 1.08):
+        page = EndpointMetrics(scraped_at=now, running=0, waiting=0, ttft_count=0.0, finished=0.0)
+        picker.news.observe(EndpointName("a"), page, now=now)
+        if now == began:
+            picker.on_response_headers(pick, status=200, served=None, now=now)
+    picker.end(pick, outcome="ended", now=1.1)  # its client left
+    assert not pick.guess.proven
+
+
 def test_headers_of_a_stream_prove_nothing_where_pages_show_the_prefill() -> None:
     picker = a_picker(on=endpoints("a"))
     for now, computed in ((0.0, 0.0), (1.0, 0.0), (3.0, 1.0)):
@@ -206,13 +219,15 @@ def test_headers_of_a_stream_prove_nothing_where_pages_show_the_prefill() -> Non
     assert picker.caches.table.entries == len(pick.chain)
 
 
-def test_a_refused_request_is_no_work_that_others_waited_for() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refused_request_is_no_work_and_no_first_token(stream: bool) -> None:  # noqa: FBT001
     picker = a_picker(on=endpoints("a"))
-    refused, later = (picker.pick(ask(text(name), stream=True), now=1.0) for name in "pq")
+    refused, later = (picker.pick(ask(text(name), stream=stream), now=1.0) for name in "pq")
     assert later.guess.booking.ahead_tokens == 4000
     picker.on_response_headers(refused, status=400, served=None, now=1.0)
     picker.end(refused, outcome="ended", now=1.0)
-    assert later.guess.booking.ahead_tokens == 2000
+    assert later.guess.booking.ahead_tokens == undone(picker, "a", now=1.0) == 2000
+    assert state(picker, "a").backlog.unbegun == 0, "the next page counts none for it"
 
 
 @pytest.mark.parametrize("fate", ["restarted", "silent", "gone"])
@@ -231,13 +246,3 @@ def test_the_guess_of_a_stream_that_was_let_go_ends_with_its_server(fate: str) -
     picker.check_integrity()
     assert not picker.caches.table.match(pick.chain)
     assert not pick.guess.open
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_refused_request_is_no_first_token_of_the_next_page(stream: bool) -> None:  # noqa: FBT001
-    picker = a_picker(on=endpoints("a"))
-    refused = picker.pick(ask(text("refused"), stream=stream), now=0.0)
-    picker.on_response_headers(refused, status=400, served=None, now=0.1)
-    picker.end(refused, outcome="ended", now=0.1)
-    assert undone(picker, "a", now=0.1) == 0
-    assert state(picker, "a").backlog.unbegun == 0

@@ -239,7 +239,8 @@ def test_pickers_count_the_same_answers_without_a_token(
     one.picker.end(pick, outcome="ended", now=ends_at)
     other.receive(one.send(now=ends_at), now=ends_at)
     for replica in (one, other):
-        assert [state.account.noes for state in replica.picker.fleet.states()] == [noes, 0]
+        accounts = [(each.account.noes, each.account.no_tokens) for each in replica.picker.fleet.states()]
+        assert accounts == [(noes, noes * pick.prompt.tokens), (0, 0)]
 
 
 def test_a_prompt_computed_after_its_stream_was_let_go_is_known_to_others() -> None:
