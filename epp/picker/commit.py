@@ -199,9 +199,9 @@ class Commits:
 
     def _may_be_empty(self, pick: Pick, *, now: float) -> bool:
         """Return whether an answer that began well may hold no token. It ended very soon, and nobody has read
-        a token there lately. Or its prompt cannot be computed in the time since its headers, and then the
-        pick is not `computed`: if a client leaves, Envoy reports an end. The server may be faster than V, and
-        a prompt with pictures shorter than the guess, by `MOST_SLOWNESS` times.
+        a token there lately. Or it ended before its prompt can be computed, and then the pick is not
+        `computed`: if a client leaves, Envoy reports an end. The server may be faster than V, and a prompt
+        with pictures shorter than the guess, by `MOST_SLOWNESS` times.
         """
         if pick.decision.kind in _WITHOUT_TOKENS:
             return False
@@ -209,7 +209,7 @@ class Commits:
         if doubtful:
             self._said_no(pick, now=now)
         takes_s = pick.guess.booking.tokens / (MOST_SLOWNESS * pick.state.tokens_per_s)
-        if pick.streams and not pick.guess.proven and now - pick.wait.began_at < takes_s:
+        if pick.streams and not pick.guess.proven and now - pick.wait.sent_at < takes_s:
             doubtful, pick.computed = True, False
         return doubtful
 

@@ -174,8 +174,8 @@ def test_a_prompt_that_is_certainly_too_long_is_sent_and_books_nothing() -> None
 
 
 def test_a_stream_that_ends_too_soon_proves_nothing_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = ((1.2, 3900.0, ""), (1.2, 4000.0, "p"), (1.2, 8000.0, "pq"), (1.1, 0.0, "pq"))
-    for began, computed, entered in cases:  # of two prompts of 8,000 tokens, where V is 8,000
+    cases = ((1.1, 3900.0, ""), (1.1, 4000.0, "p"), (1.1, 8000.0, "pq"), (1.25, 0.0, "pq"))
+    for end, computed, entered in cases:  # of two prompts of 8,000 tokens, where V is 8,000
         picker, told = a_picker(on=endpoints("a")), list[bool]()
         (rule,) = picker.guesses.rules
         monkeypatch.setattr(rule, "ended", lambda _, *, computed, told=told: told.append(computed))
@@ -184,10 +184,10 @@ def test_a_stream_that_ends_too_soon_proves_nothing_alone(monkeypatch: pytest.Mo
             picker.news.observe(EndpointName("a"), page, now=now)
             for name in "pq" if now == 0.5 else "":
                 pick = picker.pick(ask(text(name, 32_000), stream=True), now=1.0)
-                picker.on_response_headers(pick, status=200, served=None, now=began)
-                picker.end(pick, outcome="ended", now=1.25)  # or its client left
-                assert pick.computed == (began < 1.2), "the server may be faster than V"
-        assert told == [False, False] * (began == 1.2) + [True] * len(entered)
+                picker.on_response_headers(pick, status=200, served=None, now=1.01)
+                picker.end(pick, outcome="ended", now=end)  # or its client left
+                assert pick.computed == (end > 1.2), "the server may be faster than V"
+        assert told == [False, False] * (end < 1.2) + [True] * len(entered)
         again = [picker.pick(ask(text(name, 32_000)), now=3.0) for name in "pq"]
         assert [pick.decision.matched_tokens > 7000 for pick in again] == [each in entered for each in "pq"]
 

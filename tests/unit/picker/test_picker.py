@@ -187,10 +187,14 @@ def test_engines_of_every_kind_get_their_fair_share_of_one_pool(at_once: int) ->
                 read = replace(read, running=in_flight(picker).get(name, 0))
             picker.news.observe(EndpointName(name), read, now=now)
         if len(begun) == at_once:
-            picker.end(begun.pop(0), outcome="ended", now=now)
-        begun.append(pick := picker.pick(ask(text(f"p{number}"), stream=True), now=now))
-        picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
-        counts[pick.decision.chosen] += 1
+            done = begun.pop(0)
+            picker.on_response_headers(done, status=200, served=done.destinations[0], now=now)
+            picker.end(done, outcome="ended", now=now + 0.005)
+            assert done.computed
+            assert done.guess.proven or pages[done.decision.chosen]
+        begun.append(picker.pick(ask(text(f"p{number}"), stream=True), now=now))
+        counts[begun[-1].decision.chosen] += 1
+    assert not picker.fleet.failures.probes_due(now=now)
     assert all(75 < count < 125 for count in counts.values()), counts
 
 
