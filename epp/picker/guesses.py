@@ -204,7 +204,7 @@ class Guesses:
         removed, state.backlog.removed = state.backlog.removed, []
         for booking, computed in removed:
             if (work := self._awaited.get(booking)) is None or not (computed or work.over):
-                continue  # its end settles its guess
+                continue  # it may be on its way to an idle server; its end settles its guess
             if work.guess.process != state.process or booking.booked_at < now - LONGEST_PREFILL_S:
                 if work.over:
                     self.lost(work)

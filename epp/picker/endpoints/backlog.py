@@ -45,7 +45,7 @@ class Backlog:
         self.tokens = 0
         self.drained_tokens = 0.0
         self.unbegun = 0
-        """The number of requests that were computed and released since the last scrape."""
+        """The number of requests that were computed and released since the last scrape, and of probes."""
         self.removed: list[tuple[Booking, bool]] = []
         """Bookings that went with the last pages, and whether counters or the estimate show that they were
         computed. The picker takes them after each page."""
@@ -95,9 +95,7 @@ class Backlog:
             self.drained_tokens = min(self.drained_tokens, float(self.tokens))
 
     def clear_before(self, when: float, *, now: float, rate: float) -> None:
-        """Remove bookings made before `when`: the server was idle then, or they were lost long ago. A request
-        may still be on its way to an idle server.
-        """
+        """Remove bookings made before `when`: the server was idle then, or they were lost long ago."""
         self.advance(now, rate)
         while (oldest := self.oldest) and oldest.booked_at < when:
             self._remove(oldest, computed=False)

@@ -278,12 +278,14 @@ class FailingServers:
             if model := about or mark.asked_model or state.account.model or state.model:
                 asked = control if mark.verdict == "refused" and control is not None else state
                 mark.probing, mark.probed_at = True, now
+                asked.backlog.unbegun += 1  # no booking waits for its first token
                 queued = _may_wait(asked, stands=mark.needs is Proof.COUNTED, now=now)
                 probes.append(Probe(asked, model, about, mark, queued=queued))
         return probes
 
     def probed(self, probe: Probe, verdict: Verdict, *, now: float) -> None:
-        mark, state = probe.mark, probe.mark.state
+        mark, state, backlog = probe.mark, probe.mark.state, probe.state.backlog
+        backlog.unbegun -= verdict != "well" and backlog.unbegun > 0
         if self.marks.get((state, probe.about)) is not mark:
             return  # The probe was sent for an earlier mark.
         mark.probing = False

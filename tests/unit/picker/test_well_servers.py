@@ -133,6 +133,7 @@ def test_an_unread_short_answer_counts_once_the_next_page_shows_its_tokens(*, co
     picker.news.observe(EndpointName("a"), page, now=6.0)
     assert bool(picker.caches.table.match(pick.prompt.chain)) is counts
     assert bool(picker.fleet.failures.probes_due(now=6.0)) is not counts
+    assert state(picker, "a").backlog.unbegun == (0 if counts else 2), "the probe has no booking"
 
 
 def test_health_checks_are_no_complete_answers_of_a_server_that_cuts() -> None:
