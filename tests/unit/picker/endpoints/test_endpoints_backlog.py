@@ -84,8 +84,7 @@ class AgainstNaiveModel(RuleBasedStateMachine):
     def settle(self) -> None:
         self.backlog.settle(now=self.now, rate=RATE)
         self.unbegun = 0
-        # The model rounds to whole tokens as the product does.
-        taken = self.total() - self.backlog.tokens
+        taken = self.total() - self.backlog.tokens  # whole tokens: the product rounds
         assert abs(taken - self.drained) < 1.001
         self.model_take(taken)
         self.drained = 0.0
