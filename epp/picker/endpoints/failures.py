@@ -285,7 +285,8 @@ class FailingServers:
 
     def probed(self, probe: Probe, verdict: Verdict, *, now: float) -> None:
         mark, state, backlog = probe.mark, probe.mark.state, probe.state.backlog
-        backlog.unbegun -= verdict != "well" and backlog.unbegun > 0
+        if verdict != "well" and backlog.unbegun:
+            backlog.unbegun -= 1  # no page counts a first token of it
         if self.marks.get((state, probe.about)) is not mark:
             return  # The probe was sent for an earlier mark.
         mark.probing = False
