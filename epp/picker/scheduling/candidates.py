@@ -51,12 +51,12 @@ class ShownCandidates(Struct, frozen=True, eq=False, gc=False):
         parts_s = cost_parts_s(undone, uncached, in_flight, rate, load_s, cost=self.spec.cost)
         parts_s["failing"] = self.spec.failures.cost_seconds * (share or 0.0)
         if score_s is not None and not isnan(score_s):
-            # Others share the price of a further copy of a prefix. What they share of both parts is shown as
-            # taken from the stall, and only the rest from the prefill.
-            spared_s = sum(parts_s.values()) - score_s
-            of_stall_s = min(spared_s, parts_s["stall"])
-            parts_s["stall"] -= of_stall_s
-            parts_s["prefill"] -= spared_s - of_stall_s
+            # Others pay a part of the tokens of a further copy: of their prefill and of what it stalls alike.
+            spared_s, weight = sum(parts_s.values()) - score_s, self.spec.cost.uncached_token_weight
+            each_s = weight + self.spec.cost.stalled_request_weight * in_flight
+            of_prefill_s = spared_s * weight / each_s if each_s else 0.0
+            parts_s["prefill"] -= of_prefill_s
+            parts_s["stall"] -= spared_s - of_prefill_s
         slot = seen.slots[place]
         return Candidate(
             name=seen.roster.names[slot],

@@ -109,20 +109,13 @@ class LeastCost(Rule):
         seen, uncached = weighed.seen, weighed.uncached_tokens
         score_s = cost_s(
             seen.undone_tokens,
-            uncached,
+            _paid_tokens(weighed, self.demand),
             seen.in_flight,
             seen.rate,
             weighed.load_s,
             weight=self._weight,
             stall=self._stall,
         )
-        if weighed.asked.prefix in self.demand:
-            least = uncached[uncached.argmin()]  # a third of the time of `min`
-            sharing, wait_s = _sharing(weighed, self.demand, least=least)
-            if sharing > 1:
-                copy_s = (uncached - least) / seen.rate
-                price_s = self._stall * seen.in_flight * copy_s + self._weight * np.minimum(copy_s, wait_s)
-                score_s = score_s - (1 - 1 / sharing) * price_s
         if seen.failure_share is not None:
             score_s = score_s + self._failure_s * seen.failure_share
         places = equals_apart(fewest(score_s, self._rng), score_s, weighed)
@@ -166,23 +159,26 @@ class LeastCost(Rule):
         return counting
 
 
-def _sharing(weighed: Weighed, demand: Demand, *, least: float) -> tuple[float, float]:
-    """Return how many requests share the price of a further copy of the longest match, and how long this
-    request would wait at a holder, in seconds.
+def _paid_tokens(weighed: Weighed, demand: Demand) -> Floats:
+    """Return the tokens that this request pays at each candidate: U, but of a further copy of the longest
+    match only its share.
 
     While this request waits at a holder, about as many requests for this prefix will come as came in an equal
-    time before. If they are more than the holders' even part of all requests, the excess gains by the copy
-    too. Each gains about half of what this request saves, since one more server then shares the holders'
-    queues. A copy spares nobody more than the wait, so its own seconds are shared only as far as that.
+    time before. If they are more than the holders' even part of all requests, the excess shares the copy.
+    Each gains about half of what this request saves, since one more server then shares the holders' queues.
     """
-    seen, now = weighed.seen, weighed.asked.at
-    held = weighed.uncached_tokens <= least + _ALIKE * (weighed.asked.prompt_tokens - least)
+    seen, asked, uncached = weighed.seen, weighed.asked, weighed.uncached_tokens
+    if asked.prefix not in demand:
+        return uncached
+    least = uncached[uncached.argmin()]  # a third of the time of `min`
+    held = uncached <= least + _ALIKE * (asked.prompt_tokens - least)
     holders, servers = np.count_nonzero(held), len(held)
-    wait_s = float((seen.undone_tokens[held] / seen.rate[held]).min())
     if holders == servers:
-        return 1.0, wait_s
-    count, of_all = demand.between(weighed.asked.prefix, now - wait_s, now - _INSTANT_S)
-    return max(1.0, 1 + (count - of_all * holders / servers) / 2), wait_s
+        return uncached
+    wait_s = float((seen.undone_tokens[held] / seen.rate[held]).min())
+    count, of_all = demand.between(asked.prefix, asked.at - wait_s, asked.at - _INSTANT_S)
+    paid: Floats = least + (uncached - least) / max(1.0, 1 + (count - of_all * holders / servers) / 2)
+    return paid
 
 
 class _Last(Struct, eq=False, gc=False):

@@ -113,18 +113,6 @@ def test_a_copy_has_a_lower_price_if_its_holder_is_busy() -> None:
     assert first(one_in(1, 6.0, 5.0, 4.0, 3.0), backlog=3000.0) == "holder", "10 s there"
 
 
-def test_a_copy_has_no_lower_price_than_the_wait_that_it_spares() -> None:
-    def score_s(backlog: float) -> float:
-        seen = [SeenEndpoint("holder", 8000, backlog), SeenEndpoint("other", in_flight=10)]
-        ranked = one_in(1, *[0.5] * 4).rank(weighed(seen, prompt=9000, prefix=1, at=100.0))
-        assert ranked.score_s is not None
-        return float(ranked.score_s[1])
-
-    whole = 9 * (1 + 0.15 * 10)
-    assert score_s(99_000.0) == pytest.approx(whole - 8 * (1 + 0.15 * 10) / 2)
-    assert score_s(2000.0) == pytest.approx(whole - (2 + 8 * 0.15 * 10) / 2)
-
-
 def test_stall_price_of_an_adapter_load_stays_even_if_prefix_is_popular() -> None:
     def score_s(rule: LeastCost) -> float:
         holder = SeenEndpoint("holder", 800, 9000.0, has_adapter=True)
