@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import json
 import random
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
@@ -16,18 +16,15 @@ from epp.sources.keep import Sources
 from epp.sources.kube.api import Api, Query
 from epp.sources.kube.llmd import all_rewrites, judge_rewrites, merged, objectives_in, rewrites_in
 from epp.sources.kube.objects import (
-    ModelRewrite,
     Objective,
     ObjectiveSpec,
     ObjectMeta,
-    Pod,
-    PolicyObject,
     Pool,
     PoolRef,
 )
 from epp.sources.kube.policies import PolicySet
-from epp.sources.kube.pools import Discovery, pool_ports, united
-from epp.sources.kube.reflector import Access, ListSource, Reflector
+from epp.sources.kube.pools import pods_of, pool_ports, united
+from epp.sources.kube.reflector import Access, Collection, Reflector
 from epp.sources.kube.statuses import StatusWriter
 from tests.fuzz.behind import SMALL, one_pick, small_picker
 from tests.fuzz.trees import as_json
@@ -66,7 +63,8 @@ class ClusterObjects:
         self.documents: Sequence[object] = [json.loads(each) for each in (*lines, *pages)]
         gone = json.dumps({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
         self.seeds: Sequence[bytes] = [each.encode() for each in (*lines, *pages, gone)]
-        self._discovery = Discovery(pool="vllm", ports=(8000,))
+        self._pods = pods_of("vllm", pool(8000).spec)
+        self._pools = Collection("pool", Pool, "/", read=lambda found, _: pool_ports(found.spec))
         self._policies = PolicySet(pools=["vllm"])
         (self._rewrites,) = rewrites_in(["llm-d.ai"], pools=["vllm"])
         (self._objectives,) = objectives_in(["llm-d.ai"], pools=["vllm"])
@@ -78,18 +76,20 @@ class ClusterObjects:
 
     async def feed(self, data: bytes) -> bool:
         taken = False
-        for kind, sink in ((Pod, self._discovery), (PolicyObject, self._policies), (Pool, _Pools())):
+        for collection in (self._pods, self._policies, self._pools):
             for reader in (_Reader(page=data), _Reader(line=data)):
-                taken |= await _follow(reader, kind, sink)
+                taken |= await _follow(reader, collection)
         # One way is enough for these: their pages and lines are read like those of the others.
         one_way = {"page" if b'"items"' in data else "line": data}
-        taken |= await _follow(_Reader(**one_way), ModelRewrite, self._rewrites)
-        taken |= await _follow(_Reader(**one_way), Objective, self._objectives)
+        taken |= await _follow(_Reader(**one_way), self._rewrites)
+        taken |= await _follow(_Reader(**one_way), self._objectives)
         return taken
 
     async def check(self) -> None:
-        self._discovery.check_integrity()
-        self._picker.news.set_endpoints(united([self._discovery.found()]), now=next(self._now))
+        endpoints = united([self._pods.found])
+        assert len({e.name for e in endpoints}) == len(endpoints) == len({e.address for e in endpoints})
+        self._picker.news.set_endpoints(endpoints, now=next(self._now))
+        assert all(0 < port < 65_536 for ports in self._pools.found.values() for port in ports)
         outcome = self._policies.resolve(default=SMALL, existing=["vllm"])
         self._policies.check_integrity()
         judged = judge_rewrites([self._rewrites], existing=["vllm"], served=None)
@@ -103,19 +103,6 @@ class ClusterObjects:
             assert len(rewrites.target(inference, session="", request_id="r")) <= MAX_NAME_CHARS
         assert all(abs(priority) <= 1000 for priority in merged([self._objectives]).values())
         one_pick(self._picker, now=next(self._now))
-
-
-class _Pools:
-    """Reads of a pool what its watch reads."""
-
-    def replace(self, pools: Iterable[Pool]) -> None:
-        for found in pools:
-            self.put(found)
-
-    def put(self, found: Pool) -> None:
-        assert all(0 < port < 65_536 for port in pool_ports(found))
-
-    def remove(self, _: Pool) -> None: ...
 
 
 class _Writes(Api):
@@ -155,7 +142,7 @@ class _Reader(Api):
         await asyncio.get_running_loop().create_future()
 
 
-async def _follow(reader: _Reader, kind: Any, sink: Any) -> bool:
+async def _follow(reader: _Reader, collection: Collection[Any, Any]) -> bool:
     """Return True if the answer was accepted and the watch goes on."""
     states: list[bool] = []
     access = Access(
@@ -165,8 +152,7 @@ async def _follow(reader: _Reader, kind: Any, sink: Any) -> bool:
         keep=Sources(rng=random.Random(1)).keep,
         rng=_NoPauses(),
     )
-    source = ListSource(what="objects", kind=kind, path="/")
-    reflector = Reflector(access, source, sink=sink, on_change=lambda: None)
+    reflector = Reflector(access, collection, on_change=lambda: None)
     task = asyncio.ensure_future(reflector.run())
     done = asyncio.ensure_future(reader.done.wait())
     await asyncio.wait((task, done), return_when=asyncio.FIRST_COMPLETED)

@@ -7,7 +7,7 @@ While the API server is away, everything stays as it was. Called by the composit
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
@@ -20,10 +20,9 @@ from epp.request.rewriting import Rewrites
 from epp.sources.keep import Keep
 from epp.sources.kube import llmd
 from epp.sources.kube.api import Api, namespace_of
-from epp.sources.kube.objects import PolicyObject
 from epp.sources.kube.policies import PolicySet, ResolvedPolicies
 from epp.sources.kube.pools import Pools
-from epp.sources.kube.reflector import Access, ListSource, Reflector
+from epp.sources.kube.reflector import Access, Reflector
 from epp.sources.kube.statuses import Claims, StatusWriter
 
 _GATHER_S: Final = 0.05
@@ -68,7 +67,6 @@ class Cluster:
         self._policies = PolicySet(service=settings.service, **here)
         self._rewrites = llmd.rewrites_in(settings.rewrites, **here)
         self._objectives = llmd.objectives_in(settings.objectives, **here)
-        self._claims: Sequence[Claims[Any]] = (self._policies, *self._objectives, *self._rewrites)
         self._outcome = ResolvedPolicies(acting=default, tried=None, statuses={})
         self._dirty = asyncio.Event()
 
@@ -87,9 +85,8 @@ class Cluster:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(pools.run(), name="watch of the pools and their pods")
-                for each in self._claims:
-                    source = ListSource(each.what, each.kind, each.path, free_form=each.kind is PolicyObject)
-                    run = Reflector(access, source, sink=each, on_change=self._use_changes).run
+                for each, on_change in self._followed():
+                    run = Reflector(access, each, on_change=on_change).run
                     group.create_task(keep("kubernetes", run), name=f"watch of the {each.what}")
                 group.create_task(
                     keep("kubernetes", lambda: self._judge(pools)), name="judge of the policies"
@@ -104,14 +101,14 @@ class Cluster:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _use_changes(self) -> None:
-        """Apply what has changed in a spec. A status, which we write ourselves, does not count."""
-        if self._policies.changed:
-            self._dirty.set()
-        if sum(each.take_change() for each in self._objectives):
-            self._hooks.objectives(llmd.merged(self._objectives))
-        if sum(each.take_change() for each in self._rewrites):
-            self._hooks.rewrites(llmd.all_rewrites(self._rewrites))
+    def _followed(self) -> Iterator[tuple[Claims[Any], Callable[[], None]]]:
+        """Yield the objects to follow, and what applies a change of them."""
+        hooks = self._hooks
+        yield self._policies, self._dirty.set
+        for objectives in self._objectives:
+            yield objectives, lambda: hooks.objectives(llmd.merged(self._objectives))
+        for rewrites in self._rewrites:
+            yield rewrites, lambda: hooks.rewrites(llmd.all_rewrites(self._rewrites))
 
     async def _judge(self, pools: Pools) -> None:
         """Judge the policies whenever a spec, a pool or the default policy has changed."""

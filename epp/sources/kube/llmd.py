@@ -59,50 +59,55 @@ ModelRewrites = Claims[Usable[Sequence[Rewrite]]]
 def objectives_in(
     groups: Collection[LlmdGroup], *, pools: Collection[str], namespace: str = ""
 ) -> list[Objectives]:
-    """Return a set of objectives for each group, the newer group first."""
-
     def read(found: Any) -> tuple[int, Sequence[str]]:
         return max(-_MOST_PRIORITY, min(_MOST_PRIORITY, found.spec.priority or 0)), ()
 
-    where = f"namespaces/{namespace}/inferenceobjectives"
-    return [_set(Objective, "objectives", where, g, read=read, pools=pools) for g in GROUPS if g in groups]
+    path = f"namespaces/{namespace}/inferenceobjectives"
+    return _sets("objectives", Objective, path, groups, pools=pools, read=read)
 
 
 def rewrites_in(
     groups: Collection[LlmdGroup], *, pools: Collection[str], namespace: str = ""
 ) -> list[ModelRewrites]:
-    """Return a set of rewrites for each group, the newer group first."""
     read = partial(_rules, catches_all=len(pools) == 1)
-    where = f"namespaces/{namespace}/inferencemodelrewrites"
-    return [_set(ModelRewrite, "rewrites", where, g, read=read, pools=pools) for g in GROUPS if g in groups]
+    path = f"namespaces/{namespace}/inferencemodelrewrites"
+    return _sets("rewrites", ModelRewrite, path, groups, pools=pools, read=read)
 
 
-def _set(
-    kind: type[Any],
+def _sets(
     what: str,
-    where: str,
-    group: str,
+    kind: type[Any],
+    path: str,
+    groups: Collection[LlmdGroup],
     *,
-    read: Callable[[Any], tuple[C, Sequence[str]]],
     pools: Collection[str],
-) -> Claims[Usable[C]]:
-    def usable(found: Any, _: Usable[C] | None) -> Usable[C] | None:
+    read: Callable[[Any], tuple[C, Sequence[str]]],
+) -> list[Claims[Usable[C]]]:
+    """Return the objects of each group, the newer group first. read: returns value and faults of one."""
+
+    def content(group: str, found: Any, _: Usable[C] | None) -> Usable[C] | None:
         pool = found.spec.pool_ref.name
         return Usable(group, pool, *read(found)) if pool in pools else None
 
-    path = f"/apis/{group}/v1alpha2/{where}"
-    return Claims(f"{what} of {group}", kind=kind, path=path, read=usable, most=_MOST)
+    return [
+        Claims(f"{what} of {g}", kind, f"/apis/{g}/v1alpha2/{path}", content=partial(content, g), most=_MOST)
+        for g in GROUPS
+        if g in groups
+    ]
+
+
+def _in_order(newer_first: Sequence[Claims[C]]) -> list[Claim[C]]:
+    """Return the objects of all groups in the order in which they count."""
+    return [claim for each in newer_first for claim in each.oldest_first()]
 
 
 def merged(newer_first: Sequence[Objectives]) -> Mapping[str, int]:
     """Return the priority by the name of the objective."""
-    found = [claim for each in newer_first for claim in each.oldest_first()]
-    return {claim.name: claim.content.value for claim in reversed(found)}
+    return {claim.name: claim.content.value for claim in reversed(_in_order(newer_first))}
 
 
 def all_rewrites(newer_first: Sequence[ModelRewrites]) -> Rewrites:
-    found = [claim for each in newer_first for claim in each.oldest_first()]
-    rules = [rule for claim in found for rule in claim.content.value]
+    rules = [rule for claim in _in_order(newer_first) for rule in claim.content.value]
     names = list(accumulate(len(rule.models) + len(rule.targets) for rule in rules))
     return Rewrites(rules[: bisect_right(names, _MOST_IN_ALL)])
 
@@ -144,7 +149,7 @@ def _rules(found: ModelRewrite, *, catches_all: bool) -> tuple[Sequence[Rewrite]
 def judge_objectives(newer_first: Sequence[Objectives], *, existing: Collection[str]) -> Iterator[Wanted]:
     """Yield the status of each objective of the picker's pools. existing: the pools that exist."""
     owners: dict[str, str] = {}
-    for claim in (claim for each in newer_first for claim in each.oldest_first()):
+    for claim in _in_order(newer_first):
         owner = owners.setdefault(claim.name, claim.content.group)
         if owner != claim.content.group:
             yield _wanted(claim, "Conflicted", f"{owner} has an objective of this name, which counts")
@@ -161,7 +166,7 @@ def judge_rewrites(
     existing: the pools that exist. served: every model that a server lists. None: the lists are not known.
     """
     owners: dict[str, Claim[Usable[Sequence[Rewrite]]]] = {}
-    for claim in (claim for each in newer_first for claim in each.oldest_first()):
+    for claim in _in_order(newer_first):
         rules, faults = claim.content.value, claim.content.faults
         names = dict.fromkeys(model for rule in rules for model in rule.models or ("",))
         taken = {name: owner for name in names if (owner := owners.setdefault(name, claim)) is not claim}

@@ -1,11 +1,10 @@
 """Defines Kubernetes objects as the API server writes them, with only the fields that are used.
 
 Bytes are decoded directly into these structs. No Python objects are made for the other fields, which are most
-of a pod. Called by the sinks of the reflectors. Every struct has `metadata.resource_version`, from which a
-watch continues. The text below a field of `PolicyStatus` is its description in the CRD.
+of a pod. The text below a field of `PolicyStatus` is its description in the CRD.
 """
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 from msgspec import Meta, field
@@ -57,6 +56,15 @@ class ObjectMeta(_Object, frozen=True):
     creation_timestamp: str = ""
 
 
+class KubeObject(_Object, frozen=True):
+    """What every object has. A watch continues from `metadata.resource_version`."""
+
+    metadata: ObjectMeta
+    free_form: ClassVar[bool] = False
+    """Whether objects may hold values of any shape. Each object is then checked for its cost before it is
+    decoded."""
+
+
 class PodMetadata(ObjectMeta, frozen=True):
     deletion_timestamp: str | None = None
     annotations: PodAnnotations = PodAnnotations()
@@ -101,7 +109,7 @@ class PodStatus(_Object, frozen=True):
     container_statuses: tuple[ContainerStatus, ...] = ()
 
 
-class Pod(_Object, frozen=True):
+class Pod(KubeObject, frozen=True):
     metadata: PodMetadata
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
@@ -120,10 +128,9 @@ class PoolSpec(_Object, frozen=True):
     target_ports: tuple[PoolPort, ...] = ()
 
 
-class Pool(_Object, frozen=True):
+class Pool(KubeObject, frozen=True):
     """An InferencePool, v1."""
 
-    metadata: ObjectMeta
     spec: PoolSpec = PoolSpec()
 
 
@@ -180,18 +187,16 @@ class ClaimStatus(_Object, frozen=True):
     conditions: tuple[Condition, ...] = ()
 
 
-class ModelRewrite(_Object, frozen=True):
+class ModelRewrite(KubeObject, frozen=True):
     """An InferenceModelRewrite, v1alpha2."""
 
-    metadata: ObjectMeta
     spec: RewriteSpec = RewriteSpec()
     status: ClaimStatus = ClaimStatus()
 
 
-class Objective(_Object, frozen=True):
+class Objective(KubeObject, frozen=True):
     """An InferenceObjective, v1alpha2."""
 
-    metadata: ObjectMeta
     spec: ObjectiveSpec = ObjectiveSpec()
     status: ClaimStatus = ClaimStatus()
 
@@ -226,10 +231,10 @@ class PolicyStatus(_Object, frozen=True, omit_defaults=True):
     last_accepted: LastAccepted | None = None
 
 
-class PolicyObject(_Object, frozen=True):
+class PolicyObject(KubeObject, frozen=True):
     """A PrefixRoutingPolicy. Its spec is checked later, by the code that checks a policy file."""
 
-    metadata: ObjectMeta
+    free_form: ClassVar[bool] = True
     spec: Any = None
     status: PolicyStatus = PolicyStatus()
 

@@ -81,7 +81,7 @@ class PolicySet(Claims[Stated]):
 
     def __init__(self, *, pools: Collection[str], service: str = "", namespace: str = "") -> None:
         path = PATH.format(namespace=namespace)
-        super().__init__("policies", kind=PolicyObject, path=path, read=self._stated)
+        super().__init__("policies", PolicyObject, path, content=self._stated)
         self._targets = {("InferencePool", pool) for pool in pools} | {("Service", service)}
         self._refused = "" if len(pools) == 1 else _only_the_picker(pools, service)
         """Why a policy for one pool is refused. Empty: it is not."""
@@ -90,7 +90,6 @@ class PolicySet(Claims[Stated]):
         """Judge all policies. The spec that routes from now on is remembered as accepted.
         existing: the pools that exist.
         """
-        self.changed = False
         claims = [each for each in self.oldest_first() if each.content.ours]
         # A policy that is refused for its target goes last, although its last accepted spec may route on.
         claims.sort(key=lambda each: bool(self._refused) and each.content.target.kind == "InferencePool")
@@ -109,7 +108,7 @@ class PolicySet(Claims[Stated]):
         """Yield the status of each policy. One for another picker gets a status only if no picker has judged
         its spec.
         """
-        for claim in self._claims.values():
+        for claim in self.found.values():
             if (status := outcome.statuses.get(claim.name)) is not None:
                 if status.last_accepted is None:
                     # What this version cannot read, a newer one wrote: it stays for the way forward.
@@ -120,7 +119,7 @@ class PolicySet(Claims[Stated]):
 
     def check_integrity(self) -> None:
         super().check_integrity()
-        for each in self._claims.values():
+        for each in self.found.values():
             stated = each.content
             assert not stated.ours or (stated.policy is None) == bool(stated.fault), "valid, or with a fault"
             assert stated.last is None or stated.last.metadata.generation <= each.metadata.generation

@@ -16,7 +16,7 @@ thousand pods start at once, the picker gets a few lists of endpoints and not a 
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -26,8 +26,8 @@ from epp.base.errors import ConfigError
 from epp.base.types import METRICS_PLACE, ROLES, Address, Endpoint, EndpointName, Role
 from epp.config.sections import Kubernetes
 from epp.request.client_names import MAX_NAME_CHARS
-from epp.sources.kube.objects import Pod, Pool
-from epp.sources.kube.reflector import Access, ListSource, Reflector
+from epp.sources.kube.objects import Pod, Pool, PoolPort, PoolSelector, PoolSpec
+from epp.sources.kube.reflector import Access, Collection, Reflector
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +38,9 @@ _MOST_ADAPTERS = 4096
 
 
 class PoolWatch:
-    """`on_change` is called when the endpoints may have changed; `on_pool` when the pool comes or goes. The
-    reflector of the pool calls `replace`, `put` and `remove`.
+    """Follows one pool and its pods. Pods by a selector of the configuration are those of a pool that always
+    exists. `on_change` is called when the endpoints may have changed; `on_pool` when the pool comes, changes
+    or goes.
     """
 
     def __init__(
@@ -52,82 +53,85 @@ class PoolWatch:
         on_pool: Callable[[], None],
     ) -> None:
         self.name = name
-        self.discovery = Discovery(pool=name)
-        self.exists = bool(settings.selector)
-        """Whether the pool exists, so that policies may target it."""
         self._access = access
-        self._settings = settings
         self._on_change = on_change
         self._on_pool = on_pool
-        self._labels: Mapping[str, str] = {}
-        """Labels of the pods that are followed."""
-        # By name, as in the picker's Role: RBAC allows listing a single object.
-        selectors = (("fieldSelector", f"metadata.name={name}"),)
-        source = ListSource("pool", Pool, _POOLS.format(access.namespace), selectors)
-        self._pool = Reflector(access, source, sink=self, on_change=on_change)
-        self._pods: Reflector[Pod] | None = None
+        self._pool = Collection(
+            "pool",
+            Pool,
+            _POOLS.format(access.namespace),
+            read=lambda pool, _: pool.spec,
+            # By name, as in the picker's Role: RBAC allows listing a single object.
+            selectors=[("fieldSelector", f"metadata.name={name}")],
+        )
+        self._stated = bool(settings.selector)
+        """Whether the configuration states the pool, so that none is read."""
+        if self._stated:
+            ports = tuple(map(PoolPort, settings.target_ports))
+            self._pool.found[name] = PoolSpec(PoolSelector(settings.selector), ports)
+        self._reflector = Reflector(access, self._pool, on_change=self._use_pool)
+        self._followed = PoolSpec()
+        """The pool whose pods are followed. Without labels it has none."""
+        self.pods = pods_of(name, self._followed)
+        self._pod_reflector: Reflector[Pod] | None = None
         self._task: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as self._group:
-            if self._settings.selector:
-                self._follow(self._settings.selector, self._settings.target_ports)
+            if self._stated:
+                self._use_pool()
                 await asyncio.get_running_loop().create_future()  # waits until cancelled
-            await self._access.keep("kubernetes", self._pool.run)
+            await self._access.keep("kubernetes", self._reflector.run)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the pool exists, so that policies may target it."""
+        return bool(self._pool.found)
 
     @property
     def known(self) -> bool:
         """Whether the pods of the current pool have been listed, or are known not to exist."""
-        return self._pods.synced if self._pods is not None else self._pool.synced
+        return (self._pod_reflector or self._reflector).synced
 
-    def replace(self, pools: Iterable[Pool]) -> None:
-        pool = next(iter(pools), None)
-        self.put(pool) if pool is not None else self.remove()
-
-    def put(self, pool: Pool) -> None:
-        came, self.exists = not self.exists, True
-        labels = pool.spec.selector.match_labels
-        if not labels:  # it would select every pod of the namespace, including the gateway's own pods
-            _log.error("InferencePool %s selects nothing: its spec.selector has no labels", self.name)
-        self._follow(labels, pool_ports(pool))
-        if came:
-            self._on_pool()
-
-    def remove(self, _: Pool | None = None) -> None:
-        _log.warning("InferencePool %s does not exist, so it has no endpoints", self.name)
-        self._follow({}, ())
-        if self.exists:
-            self.exists = False
-            self._on_pool()
+    @property
+    def starting(self) -> bool:
+        """Whether a server of the pool is starting."""
+        return not all(self.pods.found.values())
 
     def check_integrity(self) -> None:
-        self.discovery.check_integrity()
-        assert (self._pods is None) == (self._task is None) == (not self._labels)
-        assert self.exists or self._pods is None, "pods are followed for a pool that exists"
+        endpoints = united([self.pods.found])
+        assert len({e.name for e in endpoints}) == len(endpoints) == len({e.address for e in endpoints})
+        labels = self._followed.selector.match_labels
+        assert (self._pod_reflector is None) == (self._task is None) == (not labels)
+        assert self.exists or self._task is None, "pods are followed for a pool that exists"
 
-    def _follow(self, labels: Mapping[str, str], ports: Sequence[int]) -> None:
-        """Follow the pods with these labels. Without labels there are none. The endpoints of the pods before
-        stay until the new pods are listed.
+    def _use_pool(self) -> None:
+        """Follow the pods of the pool as it is now. The endpoints of the pods before stay until the new pods
+        are listed.
         """
-        if labels and (labels, ports) == (self._labels, self.discovery.ports):
+        pool, before = self._pool.found.get(self.name, PoolSpec()), self.pods
+        labels = pool.selector.match_labels
+        if not self.exists:
+            _log.warning("InferencePool %s does not exist, so it has no endpoints", self.name)
+        elif not labels:  # it would select every pod of the namespace, including the gateway's own pods
+            _log.error("InferencePool %s selects nothing: its spec.selector has no labels", self.name)
+        self._on_pool()
+        self._on_change()
+        if pool == self._followed:
             return
         if self._task is not None:
             self._task.cancel()
-        self._task = self._pods = None
-        self._labels, self.discovery.ports = labels, ports
-        if not labels:
-            self.discovery.replace(())
-            self.discovery.changed = True  # the pool may have gone, although it had no endpoints
-            return
-        assert self._group is not None, "pods are followed only inside run()"
-        selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
-        selectors = (("labelSelector", selector), ("fieldSelector", "status.phase=Running"))
-        source = ListSource("pods", Pod, _PODS.format(self._access.namespace), selectors)
-        self._pods = Reflector(self._access, source, sink=self.discovery, on_change=self._on_change)
-        self._task = self._group.create_task(
-            self._access.keep("kubernetes", self._pods.run), name=f"watch of the pods of {self.name}"
-        )
+        self._task = self._pod_reflector = None
+        self._followed, self.pods = pool, pods_of(self.name, pool, namespace=self._access.namespace)
+        if labels:
+            assert self._group is not None, "pods are followed only inside run()"
+            self.pods.found.update(before.found)
+            self._pod_reflector = Reflector(self._access, self.pods, on_change=self._on_change)
+            self._task = self._group.create_task(
+                self._access.keep("kubernetes", self._pod_reflector.run),
+                name=f"watch of the pods of {self.name}",
+            )
 
 
 class Pools:
@@ -190,9 +194,9 @@ class Pools:
             await self._changed.wait()
             self._changed.clear()
             heard_of_all = self.settled or all(watch.known for watch in watches)
-            if heard_of_all and (handed_on is None or any(watch.discovery.changed for watch in watches)):
-                starting = frozenset(watch.name for watch in watches if watch.discovery.starting)
-                news = united([watch.discovery.found() for watch in watches]), self.existing, starting
+            if heard_of_all:
+                starting = frozenset(watch.name for watch in watches if watch.starting)
+                news = united([watch.pods.found for watch in watches]), self.existing, starting
                 if news != handed_on:
                     try:
                         self._on_endpoints(*news)
@@ -209,85 +213,49 @@ class Found(NamedTuple):
     endpoint: Endpoint
 
 
-class Discovery:
-    """The pods of one pool by name. Each of `ports` is an endpoint of every pod. `changed` is true until the
-    endpoints have been asked for.
+def pods_of(name: str, pool: PoolSpec, *, namespace: str = "") -> Collection[Pod, Sequence[Found]]:
+    """Return the pods of a pool, each with its endpoints: one for each port. A pod that is starting has none
+    yet.
     """
+    selector = ",".join(f"{key}={value}" for key, value in sorted(pool.selector.match_labels.items()))
+    selectors = ("labelSelector", selector), ("fieldSelector", "status.phase=Running")
+    read = partial(_endpoints, name, pool_ports(pool))
+    return Collection("pods", Pod, _PODS.format(namespace), read=read, selectors=selectors)
 
-    def __init__(self, *, pool: str, ports: Sequence[int] = ()) -> None:
-        self._pool = pool
-        self.ports = ports
-        self._servers: dict[str, Sequence[Found]] = {}
-        """A pod that is starting has no endpoints yet."""
-        self.changed = True
 
-    @property
-    def starting(self) -> bool:
-        """Whether a server of the pool is starting."""
-        return not all(self._servers.values())
-
-    def replace(self, pods: Iterable[Pod]) -> None:
-        servers = {pod.metadata.name: found for pod in pods if (found := self._endpoints(pod)) is not None}
-        if servers != self._servers:
-            self._servers = servers
-            self.changed = True
-
-    def put(self, pod: Pod) -> None:
-        found = self._endpoints(pod)
-        if found is None:
-            self.remove(pod)
-        elif self._servers.get(pod.metadata.name) != found:
-            self._servers[pod.metadata.name] = found
-            self.changed = True
-
-    def remove(self, pod: Pod) -> None:
-        if self._servers.pop(pod.metadata.name, None) is not None:
-            self.changed = True
-
-    def found(self) -> Sequence[Found]:
-        """Return an endpoint for each port of each server. `united` makes names and addresses unique."""
-        self.changed = False
-        return [*chain.from_iterable(self._servers.values())]
-
-    def check_integrity(self) -> None:
-        changed, endpoints = self.changed, united([self.found()])
-        assert len({e.name for e in endpoints}) == len(endpoints) == len({e.address for e in endpoints})
-        assert len(endpoints) <= len(self._servers) * len(self.ports)
-        self.changed = changed
-
-    def _endpoints(self, pod: Pod) -> Sequence[Found] | None:
-        """Return the endpoints of a pod. There are none while it starts. None: it cannot serve."""
-        host = _host(pod)
-        if not host or not self.ports or pod.metadata.deletion_timestamp is not None:
-            return None
-        if not _ready(pod):
-            return () if _starts(pod) else None
-        annotations = pod.metadata.annotations
-        model = annotations.model if len(annotations.model) <= MAX_NAME_CHARS else ""
-        adapters = _adapters(annotations.adapters)
-        # An invalid place is ignored: the page is then expected at the same place as the others'.
-        metrics = annotations.metrics if METRICS_PLACE.fullmatch(annotations.metrics) else ""
-        # If the pod has a front, the target ports are data parallel ranks. Else each is a whole server.
-        front = _port(annotations.data_parallel_port)
-        role = ROLES.get(pod.metadata.labels.role, Role.UNSAID)
-        return [
-            Found(
-                pod.metadata.creation_timestamp,
-                Endpoint(
-                    name=EndpointName(f"{pod.metadata.name}:{port}"),
-                    address=Address(host, port),
-                    model=model,
-                    pool=self._pool,
-                    adapters=adapters,
-                    incarnation=f"{pod.metadata.uid}/{_process(pod, port)}",
-                    metrics=metrics,
-                    role=role,
-                    rank=rank if front else None,
-                    behind=Address(host, front) if front else None,
-                ),
-            )
-            for rank, port in enumerate(self.ports)
-        ]
+def _endpoints(pool: str, ports: Sequence[int], pod: Pod, _: object) -> Sequence[Found] | None:
+    """Return the endpoints of a pod. There are none while it starts. None: it cannot serve."""
+    host = _host(pod)
+    if not host or not ports or pod.metadata.deletion_timestamp is not None:
+        return None
+    if not _ready(pod):
+        return () if _starts(pod) else None
+    annotations = pod.metadata.annotations
+    model = annotations.model if len(annotations.model) <= MAX_NAME_CHARS else ""
+    adapters = _adapters(annotations.adapters)
+    # An invalid place is ignored: the page is then expected at the same place as the others'.
+    metrics = annotations.metrics if METRICS_PLACE.fullmatch(annotations.metrics) else ""
+    # If the pod has a front, the target ports are data parallel ranks. Else each is a whole server.
+    front = _port(annotations.data_parallel_port)
+    role = ROLES.get(pod.metadata.labels.role, Role.UNSAID)
+    return [
+        Found(
+            pod.metadata.creation_timestamp,
+            Endpoint(
+                name=EndpointName(f"{pod.metadata.name}:{port}"),
+                address=Address(host, port),
+                model=model,
+                pool=pool,
+                adapters=adapters,
+                incarnation=f"{pod.metadata.uid}/{_process(pod, port)}",
+                metrics=metrics,
+                role=role,
+                rank=rank if front else None,
+                behind=Address(host, front) if front else None,
+            ),
+        )
+        for rank, port in enumerate(ports)
+    ]
 
 
 def _process(pod: Pod, port: int) -> str:
@@ -330,19 +298,20 @@ def _starts(pod: Pod) -> bool:
     return any(c.started is False and "running" in c.state and not c.restart_count for c in containers)
 
 
-def pool_ports(pool: Pool) -> tuple[int, ...]:
+def pool_ports(spec: PoolSpec) -> tuple[int, ...]:
     """Return the target ports, each once. Numbers that are not ports are left out."""
-    return tuple(dict.fromkeys(port.number for port in pool.spec.target_ports if 0 < port.number < 65_536))
+    return tuple(dict.fromkeys(port.number for port in spec.target_ports if 0 < port.number < 65_536))
 
 
-def united(pools: Sequence[Sequence[Found]]) -> list[Endpoint]:
+def united(pools: Sequence[Mapping[str, Sequence[Found]]]) -> list[Endpoint]:
     """Return the endpoints of several pools, by name. Names and addresses are unique.
 
     Two pods can have the same address for a moment, or for long if a node died. And two watches can know
     two pods of the same name, an older and a younger one. The younger pod gets the name and the address. A
     pod that several pools select belongs to the first of them.
     """
-    by_age = sorted(chain.from_iterable(reversed(pools)), key=lambda found: found.created)
+    every = chain.from_iterable(servers for pool in reversed(pools) for servers in pool.values())
+    by_age = sorted(every, key=lambda found: found.created)
     by_name = {found.endpoint.name: found for found in by_age}
     by_age = sorted(by_name.values(), key=lambda found: found.created)
     by_address = {found.endpoint.address: found.endpoint for found in by_age}

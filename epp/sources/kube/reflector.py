@@ -4,26 +4,27 @@ not the history.
 The list is paged. It starts again when a watch cannot continue (410: the missed events are gone). Watches ask
 for bookmarks, so that even a quiet watch can continue where it stopped. A broken watch continues from the
 last version that was seen. A silent watch counts as dead. While the API server is away nothing is forgotten:
-the sink keeps its objects, and the next list corrects them. Pauses grow and are jittered, so that a fleet of
-pickers does not overload a server that comes back.
+the collection keeps its objects, and the next list corrects them. Pauses grow and are jittered, so that a
+fleet of pickers does not overload a server that comes back.
 
 Called by `pools` and `cluster`.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from random import Random
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
 from epp.request.jsontext import CostlyJsonError, check_cost
 from epp.sources.keep import Keep, Pauses
 from epp.sources.kube.api import Api, ApiError, read
-from epp.sources.kube.objects import Failure, ObjectMeta
+from epp.sources.kube.objects import Failure, KubeObject
 
 _log = logging.getLogger(__name__)
 
@@ -43,31 +44,61 @@ _ADVICE: Final = {
     404: "; is its CustomResourceDefinition installed?",
 }
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T", bound=KubeObject)
+V = TypeVar("V")
 _Part = TypeVar("_Part", bound=msgspec.Struct)
-T_contra = TypeVar("T_contra", contravariant=True)
 
 
-class Sink(Protocol[T_contra]):
-    """Receives the objects."""
+class Collection(Generic[T, V]):
+    """The objects of one kind, and what counts of each by its name. `replace`, `put` and `remove` return
+    whether anything that counts has changed.
+    """
 
-    def replace(self, objects: Iterable[T_contra], /) -> None: ...
-    def put(self, found: T_contra, /) -> None: ...
-    def remove(self, found: T_contra, /) -> None: ...
+    def __init__(
+        self,
+        what: str,
+        kind: type[T],
+        path: str,
+        *,
+        read: Callable[[T, V | None], V | None],
+        selectors: Iterable[tuple[str, str]] = (),
+        most: int = sys.maxsize,
+    ) -> None:
+        """what: their name for logs and metrics, such as pods or policies.
+        path, selectors: where the API server has the objects, and which of them to follow.
+        read: returns what counts of an object, or None if nothing does. It gets what counted of the object
+        until now.
+        most: most objects. Others are left out.
+        """
+        self.what = what
+        self.kind = kind
+        self.path = path
+        self.selectors = tuple(selectors)
+        self.found: dict[str, V] = {}
+        self._read = read
+        self._most = most
 
+    def replace(self, objects: Sequence[T]) -> bool:
+        gone = self.found.keys() - {each.metadata.name for each in objects}
+        return any([*map(self._drop, gone), *map(self.put, objects)])
 
-@dataclass(frozen=True, slots=True)
-class ListSource(Generic[T]):
-    """The objects to follow: a collection, and a selection from it."""
+    def put(self, found: T) -> bool:
+        name = found.metadata.name
+        before = self.found.get(name)
+        after = self._read(found, before)
+        if after is None or (before is None and len(self.found) >= self._most):
+            return self._drop(name)
+        self.found[name] = after
+        return after != before
 
-    what: str
-    """Name of the objects for logs and metrics, such as pods or policies."""
-    kind: type[T]
-    path: str
-    selectors: tuple[tuple[str, str], ...] = ()
-    free_form: bool = False
-    """Whether objects may hold values of any shape. Each object is then checked for its cost before it is
-    decoded."""
+    def remove(self, found: T) -> bool:
+        return self._drop(found.metadata.name)
+
+    def check_integrity(self) -> None:
+        assert len(self.found) <= self._most
+
+    def _drop(self, name: str) -> bool:
+        return self.found.pop(name, None) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,24 +127,18 @@ class _Event(msgspec.Struct, frozen=True):
     object: msgspec.Raw
 
 
-class _Versioned(msgspec.Struct, frozen=True):
-    metadata: ObjectMeta
-
-
 class Reflector(Generic[T]):
-    """Feeds `sink`. `on_change` is called after each list and each event.
-
-    `synced` is set by the first list and stays set.
+    """Keeps a collection up to date. `on_change` is called after each list, and after each event that changed
+    anything. `synced` is set by the first list and stays set.
     """
 
     def __init__(
-        self, access: Access, source: ListSource[T], *, sink: Sink[T], on_change: Callable[[], None]
+        self, access: Access, collection: Collection[T, Any], *, on_change: Callable[[], None]
     ) -> None:
         self._api = access.api
         self._on_state = access.on_state
         self._rng = access.rng
-        self._source = source
-        self._sink = sink
+        self._collection = collection
         self._on_change = on_change
         self._pauses = Pauses(access.rng, longest_s=_LONGEST_PAUSE_S)
         self._version = ""
@@ -122,7 +147,7 @@ class Reflector(Generic[T]):
         """Why it cannot be followed now. Empty: it can. None: nobody has asked yet."""
         self._unreadable = ""
         """The last message about an object, or its status, that cannot be read."""
-        self._object = msgspec.json.Decoder(source.kind)
+        self._object = msgspec.json.Decoder(collection.kind)
         self.synced = False
 
     async def run(self) -> None:
@@ -150,10 +175,10 @@ class Reflector(Generic[T]):
         listed = 0
         token = ""
         while True:
-            query = [*self._source.selectors, ("limit", _PAGE)]
+            query = [*self._collection.selectors, ("limit", _PAGE)]
             if token:
                 query.append(("continue", token))
-            text = await self._api.request("GET", self._source.path, query=query)
+            text = await self._api.request("GET", self._collection.path, query=query)
             page = self._decode(text, _ObjectPage)
             found += [one for item in page.items if (one := self.read(item)) is not None]
             listed += len(page.items)
@@ -162,7 +187,7 @@ class Reflector(Generic[T]):
                 break
         if listed and not found:
             raise ApiError(f"none of {listed} objects can be read")
-        self._sink.replace(found)
+        self._collection.replace(found)
         self._version = page.metadata.resource_version
         self.synced = True
         self._report()
@@ -170,7 +195,7 @@ class Reflector(Generic[T]):
 
     async def _watch(self) -> None:
         query = [
-            *self._source.selectors,
+            *self._collection.selectors,
             ("watch", "1"),
             ("allowWatchBookmarks", "true"),
             ("resourceVersion", self._version),
@@ -178,7 +203,7 @@ class Reflector(Generic[T]):
         ]
         # If this loop is left early, by an event or by a cancellation,
         # the connection must not wait for the garbage collector.
-        async with aclosing(self._api.watch(self._source.path, query=query, idle_s=_IDLE_S)) as lines:
+        async with aclosing(self._api.watch(self._collection.path, query=query, idle_s=_IDLE_S)) as lines:
             async for line in lines:
                 self._report()
                 if line:
@@ -189,25 +214,24 @@ class Reflector(Generic[T]):
             failure = self._decode(event.object, Failure)
             raise ApiError(f"{failure.code} {failure.message}", status=failure.code)
         if event.type == "BOOKMARK":
-            self._version = self._decode(event.object, _Versioned).metadata.resource_version
+            self._version = self._decode(event.object, KubeObject).metadata.resource_version
             return
         found = self.read(event.object)
         if found is None:
             # It is unknown which object this is. A new list has all objects that can be read.
             raise ApiError("an object cannot be read", status=_GONE)
-        if event.type == "DELETED":
-            self._sink.remove(found)
-        else:
-            self._sink.put(found)
-        self._version = found.metadata.resource_version  # type: ignore[attr-defined]  # every kind has one
-        self._on_change()
+        take = self._collection.remove if event.type == "DELETED" else self._collection.put
+        changed = take(found)
+        self._version = found.metadata.resource_version
+        if changed:
+            self._on_change()
 
     def read(self, text: msgspec.Raw) -> T | None:
         """Decode one object. None: it cannot be read. An unreadable object must not keep out the others. A
         status that cannot be read counts as absent: another release may have written it.
         """
         try:
-            if self._source.free_form:
+            if self._collection.kind.free_form:
                 check_cost(bytes(text))
             try:
                 return self._object.decode(text)
@@ -225,7 +249,9 @@ class Reflector(Generic[T]):
         """Log once that a part of what was read does not count."""
         if str(error) != self._unreadable:
             self._unreadable = str(error)
-            _log.error("%s of the %s cannot be read and does not count: %s", part, self._source.what, error)
+            _log.error(
+                "%s of the %s cannot be read and does not count: %s", part, self._collection.what, error
+            )
 
     def _decode(self, text: bytes | msgspec.Raw, kind: type[_Part]) -> _Part:
         try:
@@ -239,7 +265,7 @@ class Reflector(Generic[T]):
         complaint = "" if error is None else f"{error.status} {error}" if error.status else "unreachable"
         if complaint == self._complaint:
             return
-        before, self._complaint, what = self._complaint, complaint, self._source.what
+        before, self._complaint, what = self._complaint, complaint, self._collection.what
         if error is not None:
             advice = _ADVICE.get(error.status, "")
             _log.error("cannot watch %s; the last known state stays in use: %s%s", what, error, advice)

@@ -1,7 +1,7 @@
 """Keeps the objects whose status the picker writes, and writes the statuses, which people read with kubectl.
 
-A reflector passes policies, objectives and rewrites in, and a judge says which status each should have. Only
-a change of the spec (`generation`) counts as a change. Writes of status, including the picker's own, have no
+Reflectors keep policies, objectives and rewrites, and a judge says which status each should have. Only a
+change of the spec (`generation`) counts as a change. Writes of status, including the picker's own, have no
 effect.
 
 There is no leader: the first process of each replica compares the statuses with its own results, and writes
@@ -13,7 +13,7 @@ its `status` last changed.
 
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from operator import itemgetter
@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from epp.sources.kube.api import Api, ApiError
 from epp.sources.kube.objects import ClaimStatus, Condition, ObjectMeta, PolicyStatus
+from epp.sources.kube.reflector import Collection
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ C = TypeVar("C")
 Status: TypeAlias = PolicyStatus | ClaimStatus
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Claim(Generic[C]):
     """One object: metadata and status as last seen, and what counts of its spec."""
 
@@ -68,73 +69,37 @@ def condition(kind: str, reason: str, message: str, *, generation: int) -> Condi
     return Condition(kind, str(reason == kind), reason, message[:_MESSAGE_CHARS], generation)
 
 
-class Claims(Generic[C]):
-    """The objects by name. `changed` is true from a change of a spec until the objects have been judged."""
+class Claims(Collection[Any, Claim[C]]):
+    """The objects whose status the picker writes. A change of a status alone changes nothing that counts."""
 
     def __init__(
         self,
         what: str,
-        *,
         kind: type[Any],
         path: str,
-        read: Callable[[Any, C | None], C | None],
+        *,
+        content: Callable[[Any, C | None], C | None],
         most: int = sys.maxsize,
     ) -> None:
-        """what: their name for logs and metrics. kind: the struct of an object.
-        path: where the API server has the objects.
-        read: returns what counts of an object, or None if it is not for this picker. It gets what counted of
-        the object until now.
-        most: most objects. Others are left out.
+        """content: returns what counts of an object's spec, or None if the object is not for this picker. It
+        gets what counted of the object until now.
         """
-        self.what = what
-        self.kind = kind
-        self.path = path
-        self.changed = False
-        self._read = read
-        self._most = most
-        self._claims: dict[str, Claim[C]] = {}
-
-    def replace(self, objects: Iterable[Any]) -> None:
-        before = {*self._claims}
-        for found in objects:
-            before.discard(found.metadata.name)
-            self.put(found)
-        for name in before:
-            self._drop(name)
-
-    def put(self, found: Any) -> None:
-        """Take a new or changed object. A change of its status alone is not a change of a spec."""
-        seen = found.metadata
-        known = self._claims.get(seen.name)
-        same = known is not None and known.metadata.uid == seen.uid
-        if known is not None and same and known.metadata.generation == seen.generation:
-            known.metadata, known.status = seen, found.status
-            return
-        self._drop(seen.name)
-        content = self._read(found, known.content if known is not None and same else None)
-        if content is not None and len(self._claims) < self._most:
-            self._claims[seen.name] = Claim(f"{self.path}/{seen.name}", seen, found.status, content)
-            self.changed = True
-
-    def remove(self, found: Any) -> None:
-        self._drop(found.metadata.name)
+        super().__init__(what, kind, path, read=self._claim, most=most)
+        self._content = content
 
     def oldest_first(self) -> list[Claim[C]]:
         """Return the objects by age. Objects of the same second go by name, so that all replicas agree."""
-        return sorted(self._claims.values(), key=lambda each: (each.metadata.creation_timestamp, each.name))
+        return sorted(self.found.values(), key=lambda each: (each.metadata.creation_timestamp, each.name))
 
-    def take_change(self) -> bool:
-        """Return whether a spec has changed since the last call."""
-        changed, self.changed = self.changed, False
-        return changed
-
-    def check_integrity(self) -> None:
-        assert len(self._claims) <= self._most
-        assert all(name == each.name for name, each in self._claims.items())
-
-    def _drop(self, name: str) -> None:
-        if self._claims.pop(name, None) is not None:
-            self.changed = True
+    def _claim(self, found: Any, known: Claim[C] | None) -> Claim[C] | None:
+        seen = found.metadata
+        if known is not None and known.metadata.uid != seen.uid:
+            known = None  # another object of the same name
+        if known is not None and known.metadata.generation == seen.generation:
+            known.metadata, known.status = seen, found.status
+            return known
+        content = self._content(found, known.content if known is not None else None)
+        return Claim(f"{self.path}/{seen.name}", seen, found.status, content) if content is not None else None
 
 
 class StatusWriter:
@@ -148,7 +113,7 @@ class StatusWriter:
         """By uid and generation: since when a status is wanted that may come from another picker."""
         self._complaint = ""
 
-    async def look(self, wanted: Collection[Wanted], *, now: float, time_text: str) -> None:
+    async def look(self, wanted: Sequence[Wanted], *, now: float, time_text: str) -> None:
         """wanted: the statuses that all objects should have."""
         uids = {each.claim.metadata.uid for each in wanted}
         self._tried = {uid: tried for uid, tried in self._tried.items() if uid in uids}

@@ -5,23 +5,27 @@ from collections.abc import Sequence
 import pytest
 
 from epp.base.types import Address, Endpoint, Role
-from epp.sources.kube.pools import Discovery, pool_ports, united
+from epp.sources.kube.objects import Pod
+from epp.sources.kube.pools import Found, pods_of, pool_ports, united
+from epp.sources.kube.reflector import Collection
 from tests.unit.sources.kube.objects import pod, pool
 
+FoundPods = Collection[Pod, Sequence[Found]]
 
-def discovery(*pods: object, ports: Sequence[int] = (8000,), pool: str = "vllm") -> Discovery:
-    made = Discovery(pool=pool, ports=ports)
+
+def discovery(*pods: object, ports: Sequence[int] = (8000,), name: str = "vllm") -> FoundPods:
+    made = pods_of(name, pool(*ports).spec)
     made.replace(pods)  # type: ignore[arg-type]  # pods as `pod` makes them
-    made.check_integrity()
     return made
 
 
-def endpoints(*found: Discovery) -> Sequence[Endpoint]:
-    return united([each.found() for each in found])
+def endpoints(*pods: FoundPods) -> Sequence[Endpoint]:
+    made = united([each.found for each in pods])
+    assert len({e.name for e in made}) == len(made) == len({e.address for e in made})
+    return made
 
 
-def shown(found: Discovery) -> list[str]:
-    found.check_integrity()
+def shown(found: FoundPods) -> list[str]:
     return [f"{e.name} {e.address}" for e in endpoints(found)]
 
 
@@ -51,13 +55,13 @@ def test_a_pod_that_cannot_serve_is_no_endpoint(other: object) -> None:
 
 def test_a_pod_starts_until_its_startup_probe_has_passed() -> None:
     found = discovery(pod("a", "10.0.0.1", ready=False, started=False))
-    assert (found.starting, shown(found)) == (True, [])
-    found.put(pod("a", "10.0.0.1", ready=False))
-    assert (found.changed, found.starting) == (True, False)
+    assert found.found == {"a": ()}
+    assert found.put(pod("a", "10.0.0.1", ready=False))
+    assert found.found == {}
     found.put(pod("a", "10.0.0.1", ready=False, started=False, state="waiting"))
-    assert not found.starting, "it waits after a crash"
+    assert found.found == {}, "it waits after a crash"
     found.put(pod("a", "10.0.0.1", ready=False, started=False, restarts={"vllm": 1}))
-    assert not found.starting, "it may crash again"
+    assert found.found == {}, "it may crash again"
 
 
 def test_a_ready_pod_on_a_silent_node_stays() -> None:
@@ -70,23 +74,18 @@ def test_a_ready_pod_on_a_silent_node_stays() -> None:
 
 def test_a_pod_that_begins_to_terminate_is_removed_at_once() -> None:
     found = discovery(pod("a", "10.0.0.1"))
-    found.put(pod("a", "10.0.0.1", deleted="2026-01-01T00:00:00Z"))
-    assert found.changed
+    assert found.put(pod("a", "10.0.0.1", deleted="2026-01-01T00:00:00Z"))
     assert shown(found) == []
 
 
 def test_an_update_without_a_relevant_field_changes_nothing() -> None:
     found = discovery(pod("a", "10.0.0.1"))
-    endpoints(found)
-    found.put(pod("a", "10.0.0.1", annotations={"seen-at": "later"}))
-    assert not found.changed
+    assert not found.put(pod("a", "10.0.0.1", annotations={"seen-at": "later"}))
 
 
 def test_another_address_is_another_endpoint_of_the_same_name() -> None:
     found = discovery(pod("a", "10.0.0.1"))
-    endpoints(found)
-    found.put(pod("a", "10.0.0.9"))
-    assert found.changed
+    assert found.put(pod("a", "10.0.0.9"))
     assert shown(found) == ["a:8000 10.0.0.9:8000"]
 
 
@@ -193,8 +192,7 @@ def test_the_label_of_llm_d_states_the_role(said: str, role: Role) -> None:
 def test_a_pod_whose_role_changes_is_another_endpoint() -> None:
     found = discovery(pod("a", "10.0.0.1"))
     assert [e.role for e in endpoints(found)] == [Role.UNSAID]
-    found.put(pod("a", "10.0.0.1", labels={"llm-d.ai/role": "prefill"}))
-    assert found.changed
+    assert found.put(pod("a", "10.0.0.1", labels={"llm-d.ai/role": "prefill"}))
     assert [e.role for e in endpoints(found)] == [Role.PREFILL]
 
 
@@ -209,36 +207,33 @@ def test_an_annotation_makes_the_target_ports_ranks_behind_one_front(said: str, 
 
 def test_a_list_replaces_what_was_known_and_an_equal_one_changes_nothing() -> None:
     found = discovery(pod("a", "10.0.0.1"), pod("b", "10.0.0.2"))
-    endpoints(found)
-    found.replace([pod("b", "10.0.0.2"), pod("c", "10.0.0.3")])
-    assert found.changed
+    assert found.replace([pod("b", "10.0.0.2"), pod("c", "10.0.0.3")])
     assert shown(found) == ["b:8000 10.0.0.2:8000", "c:8000 10.0.0.3:8000"]
-    found.replace([pod("b", "10.0.0.2"), pod("c", "10.0.0.3")])
-    assert not found.changed
+    assert not found.replace([pod("b", "10.0.0.2"), pod("c", "10.0.0.3")])
 
 
 def test_each_port_of_a_pool_is_read_once() -> None:
-    assert pool_ports(pool(8000, 8001, 8000)) == (8000, 8001)
+    assert pool_ports(pool(8000, 8001, 8000).spec) == (8000, 8001)
 
 
 def test_endpoints_of_several_pools_name_their_own_pool() -> None:
-    a = discovery(pod("x", "10.0.0.1"), pool="a")
-    b = discovery(pod("y", "10.0.0.2"), pool="b", ports=(9000, 9001))
+    a = discovery(pod("x", "10.0.0.1"), name="a")
+    b = discovery(pod("y", "10.0.0.2"), name="b", ports=(9000, 9001))
     assert [(e.name, e.pool) for e in endpoints(a, b)] == [("x:8000", "a"), ("y:9000", "b"), ("y:9001", "b")]
 
 
 def test_a_pod_that_two_pools_select_is_one_endpoint_of_the_first_of_them() -> None:
     both, other = pod("x", "10.0.0.1"), pod("y", "10.0.0.2")
-    a, b = discovery(both, pool="a"), discovery(both, other, pool="b")
+    a, b = discovery(both, name="a"), discovery(both, other, name="b")
     assert [(e.name, e.pool) for e in endpoints(a, b)] == [("x:8000", "a"), ("y:8000", "b")]
     assert [(e.name, e.pool) for e in endpoints(b, a)] == [("x:8000", "b"), ("y:8000", "b")]
 
 
 def test_of_pods_in_two_pools_the_younger_keeps_their_address_or_name() -> None:
-    old = discovery(pod("x", "10.0.0.1"), pod("s", "10.0.0.7"), pool="a")
+    old = discovery(pod("x", "10.0.0.1"), pod("s", "10.0.0.7"), name="a")
     made = "2026-01-02T00:00:00Z"
     young = discovery(
-        pod("y", "10.0.0.1", created=made), pod("s", "10.0.0.8", uid="u2", created=made), pool="b"
+        pod("y", "10.0.0.1", created=made), pod("s", "10.0.0.8", uid="u2", created=made), name="b"
     )
     shown = [f"{e.name} {e.address} {e.pool}" for e in endpoints(old, young)]
     assert shown == ["s:8000 10.0.0.8:8000 b", "y:8000 10.0.0.1:8000 b"]

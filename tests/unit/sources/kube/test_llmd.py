@@ -234,13 +234,10 @@ def test_a_repeated_name_in_one_object_is_no_conflict() -> None:
 
 def test_a_change_of_status_alone_is_not_a_change_of_the_rules() -> None:
     found = rewrites_of(rewrite("a", rule("gpt")))
-    assert found.take_change()
-    found.put(rewrite("a", rule("gpt"), version="2", conditions=(Condition("Accepted", "True"),)))
-    assert not found.changed
+    assert not found.put(rewrite("a", rule("gpt"), version="2", conditions=(Condition("Accepted", "True"),)))
     assert found.oldest_first()[0].metadata.resource_version == "2"
-    found.put(rewrite("a", rule("other"), generation=2, version="3"))
-    assert found.take_change()
-    found.put(rewrite("a", rule("other"), generation=3, version="4", pool="another"))
+    assert found.put(rewrite("a", rule("other"), generation=2, version="3"))
+    assert found.put(rewrite("a", rule("other"), generation=3, version="4", pool="another"))
     assert found.oldest_first() == []
 
 

@@ -4,15 +4,15 @@ import asyncio
 import json
 import random
 import sys
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
 from epp.sources.keep import Sources
 from epp.sources.kube.api import Api, ApiError, Query
-from epp.sources.kube.objects import Pod
-from epp.sources.kube.reflector import Access, ListSource, Reflector
+from epp.sources.kube.objects import KubeObject, Pod, PolicyObject
+from epp.sources.kube.reflector import Access, Collection, Reflector
 
 
 def raw(name: str, version: int) -> dict[str, Any]:
@@ -67,21 +67,16 @@ def page_of_objects(version: int, *objects: dict[str, Any], more: str = "") -> d
 
 
 class Names:
-    """A sink that keeps names, and counts its calls."""
+    """Keeps the names of the objects, and counts the calls."""
 
-    def __init__(self) -> None:
-        self.names: set[str] = set()
+    def __init__(self, kind: type[KubeObject]) -> None:
+        self.collection = Collection("pods", kind, "/pods", read=lambda found, _: found.metadata)
         self.changes = 0
         self.states: list[bool] = []
 
-    def replace(self, pods: Iterable[Pod]) -> None:
-        self.names = {pod.metadata.name for pod in pods}
-
-    def put(self, pod: Pod) -> None:
-        self.names.add(pod.metadata.name)
-
-    def remove(self, pod: Pod) -> None:
-        self.names.discard(pod.metadata.name)
+    @property
+    def names(self) -> set[str]:
+        return {*self.collection.found}
 
     def changed(self) -> None:
         self.changes += 1
@@ -90,13 +85,14 @@ class Names:
         self.states.append(answers)
 
 
-async def play(*script: object, free_form: bool = False) -> tuple[ScriptedServer, Names, Reflector[Pod]]:
+async def play(
+    *script: object, kind: type[KubeObject] = Pod
+) -> tuple[ScriptedServer, Names, Reflector[KubeObject]]:
     """Follow until the script ends."""
-    server, names = ScriptedServer(*script), Names()
+    server, names = ScriptedServer(*script), Names(kind)
     rng = random.Random(1)
     access = Access(server, "n", on_state=names.state, keep=Sources(rng=rng).keep, rng=rng)
-    source = ListSource(what="pods", kind=Pod, path="/pods", free_form=free_form)
-    reflector = Reflector(access, source, sink=names, on_change=names.changed)
+    reflector = Reflector(access, names.collection, on_change=names.changed)
     task = asyncio.create_task(reflector.run())
     done = asyncio.create_task(server.done.wait())
     finished, _ = await asyncio.wait((task, done), timeout=60, return_when=asyncio.FIRST_COMPLETED)
@@ -183,7 +179,7 @@ async def test_if_no_object_can_be_read_the_last_known_objects_stay() -> None:
 
 async def test_an_object_that_would_take_long_to_decode_is_not_decoded() -> None:
     costly = {**raw("a", 1), "status": {"lastAccepted": {"spec": {"x": [0] * 200_000}}}}
-    _, names, _ = await play(page_of_objects(5, costly, raw("b", 2)), free_form=True)
+    _, names, _ = await play(page_of_objects(5, costly, raw("b", 2)), kind=PolicyObject)
     assert names.names == {"b"}
     _, names, _ = await play(page_of_objects(5, costly, raw("b", 2)))
     assert names.names == {"a", "b"}, "a kind that is read by its fields skips the rest at once"

@@ -12,7 +12,7 @@ from epp.sources.kube.api import Api, ApiError, Query
 from epp.sources.kube.llmd import ModelRewrites, judge_rewrites
 from epp.sources.kube.objects import Condition, PolicyObject
 from epp.sources.kube.policies import PolicySet
-from epp.sources.kube.reflector import Access, ListSource, Reflector
+from epp.sources.kube.reflector import Access, Reflector
 from epp.sources.kube.statuses import StatusWriter
 from tests.unit.sources.kube.objects import policy, rewrite, rewrites_of, rule
 
@@ -180,9 +180,8 @@ async def following(policy: Json) -> tuple[Merging, Json]:
 
 def as_read(policy: Json) -> PolicyObject:
     """Return the object as the reflector reads it."""
-    source = ListSource("policies", PolicyObject, "/policies")
     access: Any = Access(None, "n", on_state=lambda *_: None, keep=None, rng=Random(1))  # type: ignore[arg-type]
-    reflector = Reflector(access, source, sink=None, on_change=lambda: None)  # type: ignore[arg-type]
+    reflector: Reflector[PolicyObject] = Reflector(access, PolicySet(pools=["vllm"]), on_change=lambda: None)
     found = reflector.read(msgspec.Raw(json.dumps(policy).encode()))
     assert found is not None
     return found
