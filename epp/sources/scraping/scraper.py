@@ -3,8 +3,8 @@
 Each endpoint has one task. If a server hangs, sends garbage or sends without end, the timeout and the bounds
 of its task end this, and the other endpoints never wait. First scrapes are spread over one interval and later
 scrapes are jittered, so that a fleet is not read in one burst. A server where nothing runs is read less often
-until it gets a request, and servers that become idle together are spread over that longer interval. One more
-task looks at the waiting scrapes once a second, so a changed policy applies to them, too.
+until it gets a request, and servers that become idle together are spread over that longer interval. A task
+that waits looks once a second whether a changed policy, or a request to its server, has made its scrape due.
 
 The scraper passes the numbers of each page to `on_metrics`, or None for a failed scrape. A server that has
 never given a number but answers (404, a page of another kind) is up: its numbers are all unknown. It answers
@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -30,12 +31,12 @@ logger = logging.getLogger(__name__)
 
 _JITTER: Final = 0.1
 _MOST_PAGE_BYTES: Final = 4 * 2**20
-_SHORTEST_NAP_S: Final = 0.002
+_EARLY_S: Final = 0.002
 """Timers of the event loop may fire early by this much."""
-_WATCH_S: Final = 1.0
+_TICK_S: Final = 0.1
+"""Waiting tasks look at these moments, so that many of them share one turn of the event loop."""
 _PAGES_PER_S: Final = 200
 """Reading a page takes the picker up to half a millisecond, so this takes a tenth of a core."""
-_PARTS: Final = 10
 
 OnMetrics = Callable[[EndpointName, EndpointMetrics | None], None]
 
@@ -48,28 +49,20 @@ class ScrapeAge:
     """Why the last scrape brought no numbers. Empty: it brought some."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _ScrapedServer:
-    """One endpoint being scraped. Its task is None until the scraper runs."""
+    """One endpoint that is scraped."""
 
     endpoint: Endpoint
     client: PageClient
     own_path: str
     """The path of its page. Empty: the policy says it."""
-    task: asyncio.Task[None] | None = None
     answered_at: float | None = None
     error: str = ""
     has_numbers: bool = False
     """Whether a page of it has ever been read."""
     idle: bool = False
     """Whether no request runs or waits there, by its last page."""
-    started_at: float = 0.0
-    """When its last scrape began. Before the first scrape: when its task began."""
-    intervals: float = 0.0
-    """Number of intervals from then to the next scrape."""
-    nap: asyncio.Event | None = None
-    """Ends the wait for the next scrape. None: it is being scraped now."""
-    nap_ends_at: float = 0.0
     reader: PageReader = field(default_factory=PageReader)
 
 
@@ -97,40 +90,34 @@ class Scraper:
         self._keep = keep
         self._rng = rng
         self._targets: dict[EndpointName, _ScrapedServer] = {}
-        self._group: asyncio.TaskGroup | None = None
+        self._changed = asyncio.Event()
+        """Set when the targets are others than those that have tasks."""
 
     async def run(self) -> None:
         """Scrape until cancelled. If one server's page makes its task fail, `keep` starts the task again."""
-        assert self._group is None, "already running"
+        tasks: dict[_ScrapedServer, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
-            self._group = group
-            try:
-                for target in self._targets.values():
-                    self._start(target)
-                group.create_task(self._keep("scrape", self._watch), name="watch of the scrapes")
-                await asyncio.get_running_loop().create_future()  # until cancelled
-            finally:
-                # This comes before the group waits for its tasks: a later task would never be cancelled.
-                self._group = None
-                for target in self._targets.values():
-                    target.task = None
+            while True:
+                self._changed.clear()
+                targets = self._targets.values()
+                for gone in tasks.keys() - targets:
+                    tasks.pop(gone).cancel()
+                for target in targets:
+                    if target not in tasks:
+                        follow = self._keep("scrape", partial(self._follow, target))
+                        tasks[target] = group.create_task(follow, name=f"scrape of {target.endpoint.name}")
+                await self._changed.wait()
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
-        """Follow a new list. Scrapes of removed endpoints stop at once; all others continue."""
-        wanted = {e.name: e for e in endpoints}
-        for name, target in list(self._targets.items()):
-            endpoint = wanted.get(name)
-            if endpoint is not None and _same_server(endpoint, target.endpoint):
-                target.endpoint = endpoint
-                continue
-            if target.task is not None:
-                target.task.cancel()
-            del self._targets[name]
-        for name, endpoint in wanted.items():
-            if name not in self._targets:
-                target = self._targets[name] = _ScrapedServer(endpoint, *_page_of(endpoint))
-                self._start(target)
-        self.check_integrity()
+        """Follow a new list. Nothing is reported of removed endpoints; the scrapes of all others continue."""
+        before, self._targets = self._targets, {}
+        for endpoint in endpoints:
+            target = before.get(endpoint.name)
+            if target is None or not _same_server(endpoint, target.endpoint):
+                target = _ScrapedServer(endpoint, *_page_of(endpoint))
+            target.endpoint = endpoint
+            self._targets[endpoint.name] = target
+        self._changed.set()
 
     def ages(self, now: float) -> Mapping[EndpointName, ScrapeAge]:
         """Return the age and last error of every endpoint's scrapes, for metrics and pages."""
@@ -139,61 +126,28 @@ class Scraper:
             for name, t in self._targets.items()
         }
 
-    def check_integrity(self) -> None:
-        """Each target is stored under its own name, and has a task exactly while the scraper runs."""
-        for name, target in self._targets.items():
-            assert name == target.endpoint.name
-            assert (target.task is not None) == (self._group is not None)
-
-    def _start(self, target: _ScrapedServer) -> None:
-        if self._group is not None:
-            target.task = self._group.create_task(
-                self._keep("scrape", lambda: self._follow(target)), name=f"scrape of {target.endpoint.name}"
-            )
-
     async def _follow(self, target: _ScrapedServer) -> None:
         """Scrape one endpoint for ever, by the current settings."""
-        target.started_at = self._clock()
-        target.intervals = self._rng.random()
+        started_at, intervals = self._clock(), self._rng.random()
         try:
             while True:
-                await self._until_due(target)
+                await self._wait(target, since=started_at, intervals=intervals)
                 # The interval is from start to start, so a slow server is read as often as others.
-                target.started_at = self._clock()
-                target.intervals = 1 + self._rng.uniform(-_JITTER, _JITTER)
+                started_at, intervals = self._clock(), 1 + self._rng.uniform(-_JITTER, _JITTER)
                 was_idle = target.idle
                 self._report(target, *await self._scrape(target))
                 if target.idle and not was_idle:
                     # Servers that became idle together are spread over the longer interval from now on.
-                    target.intervals = self._rng.random()
+                    intervals = self._rng.random()
         finally:
             target.client.close()
 
-    async def _until_due(self, target: _ScrapedServer) -> None:
-        """Sleep until the next scrape is due. `_watch` ends the nap if the interval becomes shorter."""
-        while (left_s := self._due_at(target) - self._clock()) > _SHORTEST_NAP_S:
-            target.nap, target.nap_ends_at = asyncio.Event(), self._clock() + left_s
-            timer = asyncio.get_running_loop().call_later(left_s, target.nap.set)
-            try:
-                await target.nap.wait()
-            finally:
-                timer.cancel()
-                target.nap = None
-
-    async def _watch(self) -> None:
-        """Check every nap once a second: a policy may have changed, or an idle server may have work. The
-        fleet is checked in parts, so that a change for all servers does not scrape them in one burst.
-        """
-        while True:
-            targets = list(self._targets.values())
-            for part in range(_PARTS):
-                await asyncio.sleep(_WATCH_S / _PARTS)
-                for target in targets[part::_PARTS]:
-                    if target.nap is not None and self._due_at(target) < target.nap_ends_at - _SHORTEST_NAP_S:
-                        target.nap.set()
-
-    def _due_at(self, target: _ScrapedServer) -> float:
-        return target.started_at + target.intervals * self._interval_s(target)
+    async def _wait(self, target: _ScrapedServer, *, since: float, intervals: float) -> None:
+        """Wait until so many intervals have passed. The length of an interval may change meanwhile."""
+        while (left_s := since + intervals * self._interval_s(target) - self._clock()) > _EARLY_S:
+            # The random part keeps apart the tasks that began to wait together.
+            look_s = self._rng.randint(8, 10) * _TICK_S - self._clock() % _TICK_S
+            await asyncio.sleep(min(left_s, look_s))
 
     def _interval_s(self, target: _ScrapedServer) -> float:
         settings = self._settings()
@@ -222,6 +176,8 @@ class Scraper:
 
     def _report(self, target: _ScrapedServer, metrics: EndpointMetrics | None, error: str) -> None:
         name, address = target.endpoint.name, target.endpoint.address
+        if self._targets.get(name) is not target:
+            return  # it left while it was asked
         if error and not target.error:
             logger.warning(
                 "scrape of %s at %s fails: %s; %s",
