@@ -157,15 +157,14 @@ escape(const byte *at, const byte *end, byte **out)
     return at;
 }
 
-/* A text that is read from `at` and written to `out`. */
+/* JSON that is read from `at` on, and the UTF-8 of its texts, which is written to `out`. The output is never longer than the
+ * input. */
 typedef struct {
     const byte *at, *end;
     byte *out;
-    Py_ssize_t escapes, most; /* The number of escapes so far, and the largest number allowed. */
 } Text;
 
-/* Unescapes up to the next quote, or to the end. Returns 0 if the text is not plainly well formed. The output is never longer
- * than the input. */
+/* Unescapes up to the next quote, or to the end. Returns 0 if the text is not plainly well formed. */
 static int
 unescape(Text *text)
 {
@@ -183,11 +182,7 @@ unescape(Text *text)
         if (at == end || *at == '"')
             break;
         if (*at == '\\') {
-            const byte *from = at;
             if ((at = escape(at + 1, end, &out)) == NULL)
-                return 0;
-            text->escapes += at - from > 6 ? 2 : 1; /* A pair of surrogates counts as two escapes. */
-            if (text->escapes > text->most)
                 return 0;
         } else if (*at < 0x20) {
             return 0;
@@ -208,40 +203,126 @@ unescape(Text *text)
     return 1;
 }
 
-static PyObject *
-text_of(PyObject *module, PyObject *json)
-{
-    Py_buffer view;
-    if (PyObject_GetBuffer(json, &view, PyBUF_SIMPLE) < 0)
-        return NULL;
-    const byte *start = view.buf;
-    PyObject *made = NULL;
-    if (view.len >= 2 && start[0] == '"' && start[view.len - 1] == '"') {
-        made = PyBytes_FromStringAndSize(NULL, view.len - 2);
-        if (made == NULL) {
-            PyBuffer_Release(&view);
-            return NULL;
-        }
-        byte *first = (byte *)PyBytes_AS_STRING(made);
-        Text text = {.at = start + 1, .end = start + view.len - 1, .out = first, .most = PY_SSIZE_T_MAX};
-        if (!unescape(&text) || text.at != text.end)
-            Py_CLEAR(made);
-        else if (text.out - first != view.len - 2)
-            _PyBytes_Resize(&made, text.out - first); /* NULL with an exception where it fails. */
-    }
-    PyBuffer_Release(&view);
-    if (made == NULL && !PyErr_Occurred())
-        Py_RETURN_NONE;
-    return made;
-}
-
-#define DEEPEST_RENDERED 8
-
 static inline int
 equals(const byte *text, Py_ssize_t n, const char *word)
 {
     return n == (Py_ssize_t)strlen(word) && memcmp(text, word, (size_t)n) == 0;
 }
+
+/* Skips white space and the next sign if it is this one. Returns whether it was. */
+static inline int
+take(Text *json, byte sign)
+{
+    while (json->at < json->end && is_space(*json->at))
+        json->at++;
+    if (json->at == json->end || *json->at != sign)
+        return 0;
+    json->at++;
+    return 1;
+}
+
+/* Reads a string and appends it, unescaped, to the output. */
+static int
+take_text(Text *json)
+{
+    if (!take(json, '"') || !unescape(json) || json->at == json->end)
+        return 0;
+    json->at++;
+    return 1;
+}
+
+/* Reads a string of ASCII without escapes. Returns its length, or -1. `start` becomes its beginning. */
+static Py_ssize_t
+take_plain(Text *json, const byte **start)
+{
+    if (!take(json, '"'))
+        return -1;
+    *start = json->at;
+    while (json->at < json->end && *json->at >= 0x20 && *json->at < 0x80 && *json->at != '"' && *json->at != '\\')
+        json->at++;
+    return json->at < json->end && *json->at == '"' ? json->at++ - *start : -1;
+}
+
+static int
+take_key(Text *json, const char *key)
+{
+    const byte *start;
+    Py_ssize_t n = take_plain(json, &start);
+    return n >= 0 && equals(start, n, key) && take(json, ':');
+}
+
+#define BILLING "x-anthropic-billing-header" /* canonical._BILLING */
+#define BILLING_BYTES ((Py_ssize_t)sizeof(BILLING) - 1)
+
+/* Reads one message: {"role": "...", "content": "..."} */
+static int
+take_message(Text *json)
+{
+    const byte *role;
+    Py_ssize_t n;
+    if (!take(json, '{') || !take_key(json, "role") || (n = take_plain(json, &role)) < 1)
+        return 0;
+    *json->out++ = 0xFF; /* canonical.SECTION */
+    memcpy(json->out, role, (size_t)n);
+    json->out += n;
+    *json->out++ = 0xFE; /* canonical.BODY */
+    if (!take(json, ',') || !take_key(json, "content"))
+        return 0;
+    const byte *text = json->out;
+    if (!take_text(json))
+        return 0;
+    if (equals(role, n, "system") && json->out - text >= BILLING_BYTES && memcmp(text, BILLING, BILLING_BYTES) == 0)
+        return 0;
+    return take(json, '}');
+}
+
+/* Reads the messages of a chat, each of which has a plain role and a text, and nothing else. Nearly all chats are such. Their
+ * prompt is written in one pass, without an object for each message. The ordinary decoder reads all other messages. */
+static int
+take_messages(Text *json)
+{
+    if (!take(json, '['))
+        return 0;
+    do {
+        if (!take_message(json))
+            return 0;
+    } while (take(json, ','));
+    return take(json, ']');
+}
+
+/* Returns what `read` writes of the whole JSON, or None. */
+static PyObject *
+written(PyObject *json, int (*read)(Text *))
+{
+    Py_buffer view;
+    if (PyObject_GetBuffer(json, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    PyObject *made = PyBytes_FromStringAndSize(NULL, view.len);
+    if (made != NULL) {
+        byte *first = (byte *)PyBytes_AS_STRING(made);
+        Text text = {.at = view.buf, .end = (const byte *)view.buf + view.len, .out = first};
+        if (read(&text) && text.at == text.end)
+            _PyBytes_Resize(&made, text.out - first); /* NULL with an exception where it fails. */
+        else
+            Py_SETREF(made, Py_NewRef(Py_None));
+    }
+    PyBuffer_Release(&view);
+    return made;
+}
+
+static PyObject *
+text_of(PyObject *Py_UNUSED(module), PyObject *json)
+{
+    return written(json, take_text);
+}
+
+static PyObject *
+plain_messages(PyObject *Py_UNUSED(module), PyObject *json)
+{
+    return written(json, take_messages);
+}
+
+#define DEEPEST_RENDERED 8
 
 /* Returns whether the value of this key of the body is read part by part. A key with escapes may be such a key. */
 static int
@@ -359,7 +440,7 @@ weigh_comma(Weighing *w, const byte *at)
 }
 
 static PyObject *
-weigh(PyObject *module, PyObject *args)
+weigh(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *json;
     Py_ssize_t limit;
@@ -402,212 +483,10 @@ weigh(PyObject *module, PyObject *args)
     return PyErr_Occurred() ? NULL : Py_BuildValue("nnnn", w.units, w.containers, w.items, w.escapes);
 }
 
-/* The state of the reader of plain messages, each of which has a plain role and a text, and nothing else. Nearly all chats are
- * such. Their prompt is written in one pass, without an object for each message. The ordinary decoder reads all other messages,
- * and all other fields of a body.
- *
- * The same pass counts the units and escapes that `weigh` would count, and ends where there are too many.
- */
-typedef struct {
-    const byte *start, *at, *end;
-    byte *out; /* The next byte of the prompt is written here. */
-    Py_ssize_t units, escapes, limit;
-    Py_ssize_t counted; /* Bytes of strings and signs: all bytes that `weigh` does not count as `between`. */
-} Chat;
-
-#define BILLING "x-anthropic-billing-header" /* canonical._BILLING */
-#define BILLING_BYTES ((Py_ssize_t)sizeof(BILLING) - 1)
-
-static inline void
-skip_space(Chat *c)
-{
-    while (c->at < c->end && is_space(*c->at))
-        c->at++;
-}
-
-/* Returns whether the bytes so far have too many units, as `weigh` counts them. Reading of a long body stops then. */
-static inline int
-is_too_much(const Chat *c)
-{
-    return c->units + c->escapes + (c->at - c->start - c->counted) / 8 > c->limit;
-}
-
-/* Skips the next sign if it is this one. Returns whether it was. */
-static inline int
-take(Chat *c, byte sign)
-{
-    skip_space(c);
-    if (c->at >= c->end || *c->at != sign)
-        return 0;
-    c->at++;
-    c->counted++;
-    c->units += sign == '"' || sign == '{' || sign == '[' || sign == ',';
-    return 1;
-}
-
-/* Reads a string of ASCII without escapes. Returns its length, or -1. `start` becomes its beginning. */
-static Py_ssize_t
-take_plain(Chat *c, const byte **start)
-{
-    if (!take(c, '"'))
-        return -1;
-    *start = c->at;
-    while (c->at < c->end && *c->at >= 0x20 && *c->at < 0x80 && *c->at != '"' && *c->at != '\\')
-        c->at++;
-    if (c->at >= c->end || *c->at != '"')
-        return -1;
-    c->at++;
-    c->counted += c->at - *start;
-    return c->at - 1 - *start;
-}
-
-/* Takes a key and its colon, as `take_plain` does. */
-static Py_ssize_t
-take_key(Chat *c, const byte **key)
-{
-    Py_ssize_t n = take_plain(c, key);
-    return n >= 0 && take(c, ':') ? n : -1;
-}
-
-/* Skips a value of any kind, which the ordinary decoder reads. Returns 0 if it has no end or too many units. */
-static int
-skip_value(Chat *c)
-{
-    Py_ssize_t depth = 0;
-    for (; c->at < c->end && !is_too_much(c); c->at++) {
-        byte b = *c->at;
-        if (b == '"') {
-            const byte *start = c->at++;
-            for (; (c->at = find_special(c->at, c->end)) < c->end && *c->at != '"'; c->at += 2)
-                if (++c->escapes + c->units > c->limit)
-                    return 0;
-            if (c->at >= c->end)
-                return 0;
-            c->units++;
-            c->counted += c->at - start + 1;
-        } else if (b == '{' || b == '[') {
-            depth++;
-            c->units++;
-        } else if (depth == 0 && (b == ',' || b == '}')) {
-            return 1;
-        } else if (b == '}' || b == ']') {
-            depth--;
-        } else {
-            c->units += b == ',';
-        }
-    }
-    return 0;
-}
-
-/* Reads a text and appends it, unescaped, to the prompt. */
-static int
-take_text(Chat *c)
-{
-    if (!take(c, '"'))
-        return 0;
-    Text text = {.at = c->at, .end = c->end, .out = c->out, .escapes = c->escapes, .most = c->limit - c->units};
-    if (!unescape(&text) || text.at == text.end)
-        return 0;
-    c->counted += text.at + 1 - c->at;
-    c->at = text.at + 1;
-    c->out = text.out;
-    c->escapes = text.escapes;
-    return 1;
-}
-
-/* Reads one message: {"role": "...", "content": "..."} */
-static int
-take_message(Chat *c)
-{
-    const byte *key, *role;
-    Py_ssize_t n, n_role;
-    if (!take(c, '{') || (n = take_key(c, &key)) < 0 || !equals(key, n, "role") || (n_role = take_plain(c, &role)) < 1)
-        return 0;
-    *c->out++ = 0xFF; /* canonical.SECTION */
-    memcpy(c->out, role, (size_t)n_role);
-    c->out += n_role;
-    *c->out++ = 0xFE; /* canonical.BODY */
-    if (!take(c, ',') || (n = take_key(c, &key)) < 0 || !equals(key, n, "content"))
-        return 0;
-    byte *text = c->out;
-    if (!take_text(c))
-        return 0;
-    if (equals(role, n_role, "system") && c->out - text >= BILLING_BYTES && memcmp(text, BILLING, BILLING_BYTES) == 0)
-        return 0;
-    return take(c, '}');
-}
-
-static int
-take_messages(Chat *c)
-{
-    if (!take(c, '['))
-        return 0;
-    for (;;) {
-        if (!take_message(c) || is_too_much(c))
-            return 0;
-        if (!take(c, ','))
-            return take(c, ']');
-    }
-}
-
-/* Reads a body, of which only the messages count. `found` becomes their place. Returns 0 if they are not plain, or occur twice. */
-static int
-take_chat(Chat *c, const byte *found[2])
-{
-    const byte *key;
-    Py_ssize_t n;
-    if (!take(c, '{'))
-        return 0;
-    do {
-        if ((n = take_key(c, &key)) < 0)
-            return 0;
-        if (!equals(key, n, "messages")) {
-            if (!skip_value(c))
-                return 0;
-            continue;
-        }
-        const byte *place = c->at;
-        if (found[0] != NULL || !take_messages(c))
-            return 0;
-        found[0] = place;
-        found[1] = c->at;
-    } while (take(c, ','));
-    if (!take(c, '}'))
-        return 0;
-    skip_space(c);
-    return c->at == c->end && found[0] != NULL && !is_too_much(c);
-}
-
-static PyObject *
-plain_messages(PyObject *module, PyObject *args)
-{
-    PyObject *json;
-    Py_ssize_t limit;
-    Py_buffer view;
-    if (!PyArg_ParseTuple(args, "On", &json, &limit) || PyObject_GetBuffer(json, &view, PyBUF_SIMPLE) < 0)
-        return NULL;
-    /* A message takes more bytes in JSON than in the prompt. */
-    PyObject *prompt = PyBytes_FromStringAndSize(NULL, view.len), *told = NULL;
-    if (prompt != NULL) {
-        const byte *start = view.buf, *found[2] = {NULL, NULL};
-        byte *first = (byte *)PyBytes_AS_STRING(prompt);
-        Chat chat = {.start = start, .at = start, .end = start + view.len, .out = first, .limit = limit};
-        if (!take_chat(&chat, found)) {
-            Py_DECREF(prompt);
-            told = Py_NewRef(Py_None);
-        } else if (_PyBytes_Resize(&prompt, chat.out - first) == 0) {
-            told = Py_BuildValue("Nnn", prompt, found[0] - start, found[1] - start);
-        }
-    }
-    PyBuffer_Release(&view);
-    return told;
-}
-
 static PyMethodDef methods[] = {
     {"text_of", text_of, METH_O, "Return the UTF-8 of a JSON string, quotes included. None: the ordinary decoder must read it."},
-    {"plain_messages", plain_messages, METH_VARARGS,
-     "Return the canonical prompt of a chat's messages, and where they begin and end. None: the ordinary decoder must read them."},
-    {"weigh", weigh, METH_VARARGS, "Return the numbers of units, containers, items and escapes, and where the model's name begins and ends."},
+    {"plain_messages", plain_messages, METH_O, "Return the canonical prompt of a chat's messages. None: the ordinary decoder must read them."},
+    {"weigh", weigh, METH_VARARGS, "Return the numbers of units, containers, items and escapes. Notes where the values of these keys begin and end."},
     {NULL, NULL, 0, NULL},
 };
 

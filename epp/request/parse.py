@@ -12,6 +12,7 @@ sent.
 Called by the ext_proc state machine for each request; pure and synchronous.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Final
@@ -21,7 +22,8 @@ from msgspec import Raw
 
 from epp.base.errors import BadRequestError
 from epp.base.types import ApiKind, InferenceRequest
-from epp.request import _jsontext, api_fields, canonical
+from epp.request import api_fields, canonical
+from epp.request._jsontext import plain_messages, weigh
 from epp.request.canonical import PART, Piece, Prompts, UnfollowedError, present
 from epp.request.client_names import MAX_NAME_CHARS, bounded_name, is_form, model_in_form
 from epp.request.jsontext import (
@@ -29,6 +31,7 @@ from epp.request.jsontext import (
     MOST_UNITS,
     NO_RAW,
     SMALL_BYTES,
+    costs_too_much,
     first_byte,
     places_of,
     text_bytes,
@@ -45,6 +48,8 @@ _QUOTE = ord('"')
 _BOM = b"\xef\xbb\xbf"
 
 _BRACE = ord("{")
+_ESCAPED_LETTER: Final = re.compile(rb"\\u00[67]").search
+"""A letter that nobody escapes. It may belong to a second key `messages`, which counts if it comes last."""
 _MOST_NAME_BYTES: Final = 12 * MAX_NAME_CHARS + 2
 """Longest JSON of a name that is kept: each letter may be two escapes."""
 _DECODE_NAME: Final = msgspec.json.Decoder(str)
@@ -83,30 +88,33 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
     kind, parse = _api(path)
     if parse is None and path and _upload_tokens(body):
         return _parse_other(body, kind=kind)
-    if parse is _parse_chat and (plain := plain_chat(body)) is not None:
+    places = {"messages": (0, 0)}
+    counts = weigh(body, MOST_UNITS, places)
+    if parse is _parse_chat and (plain := plain_chat(body, *places["messages"])) is not None:
         return plain
-    if too_costly(body):
+    if costs_too_much(len(body), *counts):
         return skim_request(path, body, unread=COSTLY)
     if not path:
         return _parse_pathless(body)
     return _parse_other(body, kind=kind) if parse is None else _parse_known(path, parse, body)
 
 
-def plain_chat(body: Body) -> InferenceRequest | None:
-    """Read a chat whose messages hold only texts, as nearly all chats do: the messages in one pass, whose
-    time is bounded by the bytes and the units, and all other fields by the decoder.
+def plain_chat(body: Body, start: int, end: int) -> InferenceRequest | None:
+    """Read a chat whose messages hold only texts, as nearly all chats do: the messages in one pass, and all
+    other fields by the decoder. start, end: where the messages stand.
 
-    None: the messages are of another kind, the body is too costly, or it has an error to be judged.
+    None: the messages are of another kind, the rest is too costly, or the body has an error to be judged.
     """
-    found = _jsontext.plain_messages(body, MOST_UNITS) if len(body) <= MOST_BYTES else None
-    if found is None:
+    view = memoryview(body)
+    prompt = plain_messages(view[start:end]) if len(body) <= MOST_BYTES else None
+    if prompt is None:
         return None
-    prompt, start, end = found
-    rest = b"".join((body[:start], b"[]", body[end:]))
-    if len(rest) > SMALL_BYTES and too_costly(rest):
+    rest = b"".join((view[:start], b"[]", view[end:]))
+    if (len(rest) > SMALL_BYTES and too_costly(rest)) or _ESCAPED_LETTER(rest):
         return None
     try:
-        return _chat(api_fields.DECODE_CHAT.decode(rest), [prompt])
+        chat = api_fields.DECODE_CHAT.decode(rest)
+        return _chat(chat, [prompt]) if chat.messages == [] else None
     except (msgspec.DecodeError, OverflowError, UnicodeDecodeError, RecursionError, UnfollowedError):
         return None
 

@@ -68,7 +68,7 @@ def test_no_input_makes_the_c_code_read_or_write_beyond_its_buffers(
             "while (at < end && is_space(*at))\n        at++;\n    return",
             "while (is_space(*at))\n        at++;\n    return",
         ),
-        (JSONTEXT, "while (c->at < c->end && is_space(*c->at))", "while (is_space(*c->at))"),
+        (JSONTEXT, "while (json->at < json->end && is_space(*json->at))", "while (is_space(*json->at))"),
         (WIRE, "if (at >= from->end)", "if (at > from->end)"),
         (
             WIRE,

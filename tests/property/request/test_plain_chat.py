@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 
 from epp.base.errors import BadRequestError
 from epp.base.types import InferenceRequest
-from epp.request._jsontext import plain_messages
+from epp.request._jsontext import weigh
 from epp.request.jsontext import MOST_UNITS, too_costly
 from epp.request.parse import COSTLY as COSTLY_BODY
 from epp.request.parse import parse_request, plain_chat
 
 PATH = "/v1/chat/completions"
-ANY_COUNT = 2**62
 
 _TEXT = st.text(st.characters(codec="utf-8") | st.sampled_from('"\\/\n\x7f\u00e9\U0001f600')) | st.just(
     "a" * 40
@@ -56,10 +55,16 @@ def read(body: bytes) -> InferenceRequest | str:
         return error.reason
 
 
+def plain(body: bytes) -> InferenceRequest | None:
+    places = {"messages": (0, 0)}
+    weigh(body, MOST_UNITS, places)
+    return plain_chat(body, *places["messages"])
+
+
 def same(body: bytes) -> None:
     """Read the body in both ways. A key with an escape makes C decline, and changes nothing else."""
     ordinary = body.replace(b'"messages"', b'"message\\u0073"')
-    assert plain_messages(ordinary, ANY_COUNT) is None
+    assert plain(ordinary) is None
     assert read(body) == read(ordinary)
 
 
@@ -95,7 +100,7 @@ def test_the_usual_chat_is_read_in_c() -> None:
         "user": "somebody",
     }
     text = json.dumps(body).encode()
-    assert plain_chat(text) is not None
+    assert plain(text) is not None
     asked = parse_request(PATH, text)
     assert (asked.model, asked.stream, asked.max_tokens) == ("m", True, 16)
     assert asked.prompt == b'\xffsystem\xfeBe br\xc3\xa9f.\xffuser\xfe"\n\xf0\x9f\x98\x80'
@@ -114,9 +119,8 @@ COSTLY = (
 
 @pytest.mark.parametrize("body", COSTLY, ids=("messages", "escapes", "fields", "spaces", "long"))
 def test_a_plain_chat_that_is_too_costly_is_left_unread(body: bytes) -> None:
-    assert plain_messages(body, ANY_COUNT) is not None
     assert too_costly(body)
-    assert (plain_chat(body), parse_request(PATH, body).unread) == (None, COSTLY_BODY)
+    assert parse_request(PATH, body).unread == COSTLY_BODY
 
 
 FEW_BYTES_EACH = [b'"":1,', b'"a":1,', b'"":"",', b'"a":     1,', b'"abcdef":null,']
@@ -127,15 +131,18 @@ def test_a_body_of_too_many_small_fields_is_left_unread(field: bytes) -> None:
     body = (
         b"{" + field * (7_900_000 // len(field)) + b'"model":"m","messages":[{"role":"user","content":"a"}]}'
     )
-    assert plain_messages(body, MOST_UNITS) is None
+    assert parse_request(PATH, body).unread == COSTLY_BODY
 
 
 REPEATED = [
     b'{"model":"m","messages":[{"role":"user","content":"a"}],"messages":[]}',
+    b'{"model":"m","messages":[{"role":"user","content":"a"}],"messages":null}',
+    b'{"model":"m","messages":[{"role":"user","content":"a"}],"m\\u0065ssages":[]}',
+    b'{"model":"m","messages":[{"role":"user","content":"a"}],"message\\u0073":[{"role":"user","content":"b"}]}',
     b'{"model":"m","messages":[{"role":"user","content":"a","content":"b"}]}',
 ]
 
 
 @pytest.mark.parametrize("twice", REPEATED)
 def test_repeated_messages_are_left_to_the_ordinary_decoder(twice: bytes) -> None:
-    assert plain_chat(twice) is None
+    assert plain(twice) is None
