@@ -1,11 +1,12 @@
-"""Lists the classes that declare metrics (`base.metric`), says where their objects are, and makes the
-families for Prometheus of them.
+"""Lists the classes that declare metrics (`base.metric`), finds their objects, and makes the families for
+Prometheus of them.
 
 To add a metric, add a field to one of these classes, declared as `base.metric` says, and a line that fills
 the field in.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import Any, Final
@@ -21,16 +22,14 @@ from epp.picker.flow.accounts import FlowStatus
 from epp.picker.prefix_index.reported import ExactModelStatus, ExactServerStatus, ExactStatus
 
 Labels = tuple[str, ...]
-Rows = Iterable[tuple[Labels, object]]
 
 
 @dataclass(frozen=True, slots=True)
 class MetricGroup:
-    """The metrics of one class. `rows` finds the objects of this class, each with the values of `labels`."""
+    """The metrics of one class. Each object of the class comes with the values of `labels`."""
 
     title: str
     of: type
-    rows: Callable[[EventCounts, PickerStatus], Rows]
     labels: Labels = ()
 
     def metrics(self) -> Iterator[tuple[str, Metric]]:
@@ -41,68 +40,51 @@ class MetricGroup:
                 yield each.name, replace(metric, labels=(*self.labels, *metric.labels))
 
 
-def _pools(_: EventCounts, status: PickerStatus) -> Rows:
-    found = pools_of(status.endpoints, status.flow, unserved=status.unserved, goal_s=status.goal_s)
-    return [((pool.model, pool.pool), pool) for pool in found]
-
-
-def _one(thing: object | None) -> Rows:
-    return [] if thing is None else [((), thing)]
-
-
-def _named(things: Mapping[Any, object]) -> Rows:
-    return [((name,), thing) for name, thing in things.items()]
-
-
 GROUPS: Final = (
-    MetricGroup("Requests", RequestCounts, lambda counts, _: _one(counts.requests)),
-    MetricGroup(
-        "Requests, by endpoint", ServerCounts, lambda counts, _: _named(counts.servers), ("endpoint",)
-    ),
-    MetricGroup(
-        "Endpoints",
-        EndpointStatus,
-        lambda _, status: _named({e.name: e for e in status.endpoints}),
-        ("endpoint",),
-    ),
-    MetricGroup("Pools, for autoscalers", PoolStatus, _pools, ("model", "pool")),
-    MetricGroup(
-        "Flow control", FlowStatus, lambda _, status: _named({f.model: f for f in status.flow}), ("model",)
-    ),
-    MetricGroup("The picker", PickerStatus, lambda _, status: _one(status)),
-    MetricGroup(
-        "The picker's process, files and API server", ProcessCounts, lambda counts, _: _one(counts.process)
-    ),
-    MetricGroup("Sharing, only where pickers share", SharingStatus, lambda _, status: _one(status.sharing)),
-    MetricGroup("Exact mode, only where it is on", ExactStatus, lambda _, status: _one(status.exact)),
-    MetricGroup(
-        "Exact mode, by base model",
-        ExactModelStatus,
-        lambda _, status: _named(status.exact.models if status.exact else {}),
-        ("model",),
-    ),
-    MetricGroup(
-        "Exact mode, by endpoint",
-        ExactServerStatus,
-        lambda _, status: _named(status.exact.servers if status.exact else {}),
-        ("endpoint",),
-    ),
+    MetricGroup("Requests", RequestCounts),
+    MetricGroup("Requests, by endpoint", ServerCounts, ("endpoint",)),
+    MetricGroup("Endpoints", EndpointStatus, ("endpoint",)),
+    MetricGroup("Pools, for autoscalers", PoolStatus, ("model", "pool")),
+    MetricGroup("Flow control", FlowStatus, ("model",)),
+    MetricGroup("The picker", PickerStatus),
+    MetricGroup("The picker's process, files and API server", ProcessCounts),
+    MetricGroup("Sharing, only where pickers share", SharingStatus),
+    MetricGroup("Exact mode, only where it is on", ExactStatus),
+    MetricGroup("Exact mode, by base model", ExactModelStatus, ("model",)),
+    MetricGroup("Exact mode, by endpoint", ExactServerStatus, ("endpoint",)),
 )
 
 METRICS: Final[tuple[Metric, ...]] = tuple(metric for group in GROUPS for _, metric in group.metrics())
 
 
+def objects(counts: EventCounts, status: PickerStatus) -> Iterator[tuple[Labels, object]]:
+    """Yield every object that has metrics, with the values of its group's labels."""
+    alone = (counts.requests, counts.process, status, status.sharing, status.exact)
+    yield from (((), each) for each in alone if each is not None)
+    for pool in pools_of(status.endpoints, status.flow, unserved=status.unserved, goal_s=status.goal_s):
+        yield (pool.model, pool.pool), pool
+    yield from (((endpoint.name,), endpoint) for endpoint in status.endpoints)
+    yield from (((flow.model,), flow) for flow in status.flow)
+    named: list[Mapping[Any, object]] = [counts.servers]
+    if status.exact is not None:
+        named += [status.exact.models, status.exact.servers]
+    for each in named:
+        yield from (((name,), thing) for name, thing in each.items())
+
+
 def families(
-    counts: EventCounts, status: PickerStatus, *, groups: Iterable[MetricGroup] = GROUPS
+    found: Iterable[tuple[Labels, object]], *, groups: Iterable[MetricGroup] = GROUPS
 ) -> Iterator[Family]:
     """Yield each metric that has objects, with its current values."""
+    rows = defaultdict(list)
+    for labels, thing in found:
+        rows[type(thing)].append((labels, thing))
     for group in groups:
-        rows = list(group.rows(counts, status))
-        for name, metric in group.metrics() if rows else ():
+        for name, metric in group.metrics() if group.of in rows else ():
             base = metric.name.removesuffix("_total")
             family = Family(base, metric.help, metric.kind)
-            for labels, row in rows:
-                for ending, names, values, number in _samples(metric, labels, getattr(row, name)):
+            for labels, thing in rows[group.of]:
+                for ending, names, values, number in _samples(metric, labels, getattr(thing, name)):
                     family.add_sample(base + ending, dict(zip(names, values, strict=True)), number)
             yield family
 

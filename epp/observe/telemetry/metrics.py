@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from epp.base.errors import PickError
 from epp.base.types import EndpointName
-from epp.observe.telemetry.catalog import families
+from epp.observe.telemetry.catalog import families, objects
 from epp.observe.telemetry.counts import EventCounts
 from epp.observe.telemetry.decisions import DecisionRing, RefusalRecord
 from epp.observe.telemetry.picker_state import StatusSource
@@ -148,7 +148,7 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         status = self._state()
         self.keep({endpoint.name for endpoint in status.endpoints})
-        yield from chain(families(self._counts, status), self._of_python.collect())
+        yield from chain(families(objects(self._counts, status)), self._of_python.collect())
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the page, one metric at a time. The whole page takes 0.1 s for a thousand servers, which is

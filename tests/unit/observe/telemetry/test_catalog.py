@@ -4,9 +4,11 @@ import re
 from collections import Counter
 
 from epp.base.types import EndpointName
-from epp.observe.telemetry.catalog import GROUPS, METRICS
-from epp.observe.telemetry.counts import EventCounts
-from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
+from epp.observe.telemetry.catalog import GROUPS, METRICS, objects
+from epp.observe.telemetry.counts import EventCounts, ProcessCounts, RequestCounts
+from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus, SharingStatus
+from epp.observe.telemetry.pool_status import PoolStatus
+from epp.picker.flow.accounts import FlowStatus
 from epp.picker.prefix_index.reported import ExactModelStatus, ExactServerStatus, ExactStatus
 from tests.unit.observe.telemetry.records import HERE
 
@@ -44,13 +46,12 @@ def test_parts_that_are_off_have_no_rows() -> None:
     )
     counts = EventCounts()
     counts.servers[A].cut += 1
-    rows = {group.title: list(group.rows(counts, on)) for group in GROUPS}
-    assert [labels for labels, _ in rows["Exact mode, by base model"]] == [("m",)]
-    assert [labels for labels, _ in rows["Pools, for autoscalers"]] == [("", "")]
-    assert rows["Sharing, only where pickers share"] == []
-    for group in GROUPS:
-        for labels, thing in rows[group.title]:
-            assert len(labels) == len(group.labels)
-            assert isinstance(thing, group.of)
-    off = {group.title: list(group.rows(counts, PickerStatus())) for group in GROUPS}
-    assert [title for title, found in off.items() if title.startswith("Exact") and found] == []
+    found = list(objects(counts, on))
+    labels = {group.of: group.labels for group in GROUPS}
+    assert labels.keys() - {type(thing) for _, thing in found} == {SharingStatus, FlowStatus}
+    assert [values for values, thing in found if isinstance(thing, ExactModelStatus)] == [("m",)]
+    assert [values for values, thing in found if isinstance(thing, PoolStatus)] == [("", "")]
+    for values, thing in found:
+        assert len(values) == len(labels[type(thing)])
+    off = {type(thing) for _, thing in objects(EventCounts(), PickerStatus())}
+    assert off == {RequestCounts, ProcessCounts, PickerStatus}

@@ -11,8 +11,7 @@ from prometheus_client.core import Metric
 
 from epp.base.metric import counter, gauge, histogram
 from epp.observe.telemetry.catalog import MetricGroup, families
-from epp.observe.telemetry.counts import Distribution, EventCounts
-from epp.observe.telemetry.picker_state import PickerStatus
+from epp.observe.telemetry.counts import Distribution
 
 BUCKETS = (0.001, 0.5, 1.0, 60.0)
 BOUNDS = st.sampled_from(BUCKETS)
@@ -49,8 +48,7 @@ def samples(found: Iterable[Metric]) -> list[Sample]:
 
 def page_of(of: type, objects: Mapping[str, object], *labels: str) -> list[Metric]:
     rows = [((name,) if labels else (), thing) for name, thing in objects.items()]
-    group = MetricGroup("Things", of, lambda *_: rows, labels)
-    return list(families(EventCounts(), PickerStatus(), groups=[group]))
+    return list(families(rows, groups=[MetricGroup("Things", of, labels)]))
 
 
 @given(st.lists(VALUES, max_size=30), st.lists(st.integers(0, 10**6), max_size=5), st.integers(-5, 5))
