@@ -20,7 +20,7 @@ from epp.base.types import Endpoint
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.sections import Kubernetes
 from epp.config.settings import Config
-from epp.observe.misses.finding import Explaining
+from epp.observe.misses.finding import Misses
 from epp.observe.recording import Tap
 from epp.observe.telemetry.admin import AdminServer
 from epp.observe.telemetry.board import Board
@@ -92,7 +92,8 @@ class App:
             key=self._key,
         )
         self._eds_file = Path(config.envoy.eds_file) if config.envoy.eds_file and worker == 0 else None
-        self._explaining = Explaining(self._picker)
+        self._misses = Misses(self._picker)
+        self._picker.subscribe(self._misses.on_event)
         self._decisions = DecisionRing(maxlen=_KEPT_DECISIONS)
         self._metrics = Metrics(decisions=self._decisions, state=self._status, unix_clock=self._unix_clock)
         self._picker.subscribe(self._metrics.on_event)
@@ -151,7 +152,7 @@ class App:
         return Board(
             state=self._status,
             decisions=self._decisions,
-            explain=self._explaining.account,
+            explain=self._misses.account,
             dry_run=lambda: dry_run_of(self._picker),
             problems=self._problems,
             unix_clock=self._unix_clock,
@@ -244,7 +245,7 @@ class App:
             keep("sharing", self._sharing.run)
         if self._exact is not None:
             keep("exact", self._exact.run, name="exact mode")
-        keep("explain", self._explaining.run)
+        keep("explain", self._misses.run)
         keep("page", self._board.run)
         if self._not_ready():
             keep("readiness", self._become_ready)

@@ -5,9 +5,8 @@ them. Pure.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Final, NamedTuple
 
 from epp.base.types import EndpointName
@@ -72,66 +71,41 @@ UNREAD: Final = Cause(
 CAUSES: Final = (NEW, EVICTED, ELSEWHERE, RESTARTED, LOW_GAIN, UNAVAILABLE, TAIL, UNREAD)
 
 
-class Sums(NamedTuple):
-    """Requests, and the tokens of their prompts."""
-
-    requests: int = 0
-    prompt_tokens: float = 0.0
-    matched_tokens: float = 0.0
-
-    def plus(self, other: Sums) -> Sums:
-        return Sums(
-            self.requests + other.requests,
-            self.prompt_tokens + other.prompt_tokens,
-            self.matched_tokens + other.matched_tokens,
-        )
-
-
-class Missed(NamedTuple):
-    """The missed tokens of one cause, and how many of them each server stands for, the most first."""
-
-    cause: Cause
-    tokens: float
-    servers: dict[EndpointName, float]
-
-
 @dataclass(slots=True)
 class Bucket:
     began_at: float
-    by_policy: defaultdict[str, Sums] = field(default_factory=lambda: defaultdict(Sums))
-    missed: defaultdict[tuple[Cause, EndpointName | None], float] = field(
-        default_factory=lambda: defaultdict(float)
+    by_policy: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """The sums `requests`, `prompt_tokens` and `matched_tokens` of each policy."""
+    missed: dict[Cause, dict[EndpointName | None, float]] = field(
+        default_factory=lambda: {cause: {} for cause in CAUSES}
     )
     """Tokens. None: no server is named with them."""
 
-    def request(self, policy: str, *, prompt_tokens: float, matched_tokens: float) -> None:
-        self.by_policy[policy] = self.by_policy[policy].plus(Sums(1, prompt_tokens, matched_tokens))
+    def request(self, policy: str, *, prompt_tokens: int, matched_tokens: int) -> None:
+        sums = self.by_policy[policy]
+        sums["requests"] += 1
+        sums["prompt_tokens"] += prompt_tokens
+        sums["matched_tokens"] += matched_tokens
 
     def miss(self, cause: Cause, tokens: float, *, server: EndpointName | None = None) -> None:
         """Add missed tokens of a cause. server: the server that is named with them."""
         if tokens <= 0:
             return
-        if len(self.missed) >= _MOST_SERVERS and (cause, server) not in self.missed:
+        by_server = self.missed[cause]
+        if server not in by_server and sum(map(len, self.missed.values())) >= _MOST_SERVERS:
             server = None
-        self.missed[cause, server] += tokens
+        by_server[server] = by_server.get(server, 0.0) + tokens
 
     def add(self, other: Bucket) -> None:
         for policy, sums in other.by_policy.items():
-            self.by_policy[policy] = self.by_policy[policy].plus(sums)
-        for part, tokens in other.missed.items():
-            self.missed[part] += tokens
+            self.by_policy[policy].update(sums)
+        for cause, by_server in other.missed.items():
+            for server, tokens in by_server.items():
+                self.missed[cause][server] = self.missed[cause].get(server, 0.0) + tokens
 
-    def total(self) -> Sums:
-        return reduce(Sums.plus, self.by_policy.values(), Sums())
-
-    def by_cause(self) -> list[Missed]:
-        """Return every cause, the one with the most tokens first."""
-        found = {cause: Missed(cause, 0.0, {}) for cause in CAUSES}
-        for (cause, server), tokens in sorted(self.missed.items(), key=lambda item: -item[1]):
-            found[cause] = found[cause]._replace(tokens=found[cause].tokens + tokens)
-            if server is not None:
-                found[cause].servers[server] = tokens
-        return sorted(found.values(), key=lambda missed: -missed.tokens)
+    def total(self) -> Counter[str]:
+        """Return the sums over all policies."""
+        return sum(self.by_policy.values(), Counter())
 
 
 class Accounts:

@@ -1,22 +1,22 @@
 """Finds out why prompt tokens were not in the cache of the server that got them.
 
-`Misses` listens to the picker: on the path of a request it only appends to a bounded queue. `Explaining` has
-its work done some tenths of a second later, some requests at a time, and reports the findings. Prompts that
-no server computed do not count. The decision says what the picker believed at the pick, and `Seen` knows what
-happened to a chunk before. `app` keeps `Explaining` running.
+`Misses` listens to the picker: on the path of a request it only appends to a bounded queue. It works through
+the queue some tenths of a second later, some requests at a time, and reports the findings. Prompts that no
+server computed do not count. The decision says what the picker believed at the pick, and `Seen` knows what
+happened to a chunk before. `app` keeps `run` running.
 """
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import PolicySpec
 from epp.observe.misses import accounts as causes
-from epp.observe.misses.accounts import Accounts, Bucket, Cause, Missed, Sums
+from epp.observe.misses.accounts import Accounts, Bucket, Cause
 from epp.picker.events import Pick, PickerEvent, Proved
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.table import ChunkSchedule
@@ -117,6 +117,14 @@ class Misses:
         self._waiting_steps = steps
         self._waiting.append((event, event.work))
 
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for _ in range(_PORTIONS):
+                if not self.work(steps=_PORTION_STEPS):
+                    break
+                await asyncio.sleep(0)
+
     def work(self, *, steps: int) -> bool:
         """Process waiting requests until these steps are done. Return whether requests still wait."""
         end = self._waiting_steps - steps
@@ -195,6 +203,47 @@ class Misses:
             return causes.RESTARTED
         return causes.UNAVAILABLE if held and state is not request.state else causes.EVICTED
 
+    # -- what people see -------------------------------------------------------------------------------------
+
+    def account(self, window_s: float) -> dict[str, Any]:
+        """Return why tokens were missed in the last `window_s` seconds, as JSON values."""
+        now = time.monotonic()
+        found = self.accounts.over(window_s, now=now)
+        total = found.total()
+        tokens = {cause: sum(by_server.values()) for cause, by_server in found.missed.items()}
+        missed = sum(tokens.values())
+        return {
+            "window_s": round(min(window_s, now - found.began_at), 1),
+            **_shown(total),
+            "policies": [{"policy": name, **_shown(sums)} for name, sums in found.by_policy.items()],
+            "causes": [
+                {
+                    "cause": cause.name,
+                    "title": cause.title,
+                    "tokens": round(tokens[cause]),
+                    "share_of_missed": _ratio(tokens[cause], missed),
+                    "share_of_prompt": _ratio(tokens[cause], total["prompt_tokens"]),
+                    "servers": self._servers(found.missed[cause]),
+                    "advice": cause.advice,
+                }
+                for cause in sorted(tokens, key=lambda cause: -tokens[cause])
+            ],
+            "chunks_followed": f"1 in {self.seen.one_in}",
+            "requests_skipped": self.skipped,
+        }
+
+    def _servers(self, missed: Mapping[EndpointName | None, float]) -> list[dict[str, Any]]:
+        """Return the servers with the most missed tokens of one cause, and how full their caches are."""
+        named = [(name, tokens) for name, tokens in missed.items() if name is not None]
+        named.sort(key=lambda item: -item[1])
+        servers = []
+        for name, tokens in named[:_MOST_SERVERS]:
+            mirror = self._picker.caches.table.mirrors.get(name)
+            room = mirror.capacity_bytes if mirror else None
+            full = _ratio(min(mirror.used_bytes, room), room) if mirror and room else None
+            servers.append({"name": name, "tokens": round(tokens), "full": full})
+        return servers
+
 
 def _steps(request: Pick) -> int:
     return _REQUEST_STEPS + len(request.chain)
@@ -214,58 +263,12 @@ def _chunks_of(tokens: int, tokens_per_byte: float, schedule: ChunkSchedule, *, 
     return schedule.chunks_in(int((tokens + block) / tokens_per_byte)) if tokens else 0
 
 
-class Explaining:
-    def __init__(self, picker: Picker) -> None:
-        self._picker = picker
-        self._misses = Misses(picker)
-        picker.subscribe(self._misses.on_event)
-
-    async def run(self) -> None:
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            for _ in range(_PORTIONS):
-                if not self._misses.work(steps=_PORTION_STEPS):
-                    break
-                await asyncio.sleep(0)
-
-    def account(self, window_s: float) -> dict[str, Any]:
-        """Return why tokens were missed in the last `window_s` seconds, as JSON values."""
-        misses, now = self._misses, time.monotonic()
-        found = misses.accounts.over(window_s, now=now)
-        total, missed = found.total(), sum(found.missed.values())
-        return {
-            "window_s": round(min(window_s, now - found.began_at), 1),
-            **_shown(total),
-            "policies": [{"policy": name, **_shown(sums)} for name, sums in found.by_policy.items()],
-            "causes": [self._cause(part, missed, total.prompt_tokens) for part in found.by_cause()],
-            "chunks_followed": f"1 in {misses.seen.one_in}",
-            "requests_skipped": misses.skipped,
-        }
-
-    def _cause(self, part: Missed, missed: float, prompt_tokens: float) -> dict[str, Any]:
-        servers = []
-        for name, tokens in islice(part.servers.items(), _MOST_SERVERS):
-            mirror = self._picker.caches.table.mirrors.get(name)
-            room = mirror.capacity_bytes if mirror else None
-            full = _ratio(min(mirror.used_bytes, room), room) if mirror and room else None
-            servers.append({"name": name, "tokens": round(tokens), "full": full})
-        return {
-            "cause": part.cause.name,
-            "title": part.cause.title,
-            "tokens": round(part.tokens),
-            "share_of_missed": _ratio(part.tokens, missed),
-            "share_of_prompt": _ratio(part.tokens, prompt_tokens),
-            "servers": servers,
-            "advice": part.cause.advice,
-        }
-
-
-def _shown(sums: Sums) -> dict[str, Any]:
+def _shown(sums: Mapping[str, int]) -> dict[str, Any]:
     return {
-        "requests": sums.requests,
-        "prompt_tokens": round(sums.prompt_tokens),
-        "matched_tokens": round(sums.matched_tokens),
-        "hit_ratio": _ratio(sums.matched_tokens, sums.prompt_tokens),
+        "requests": sums["requests"],
+        "prompt_tokens": sums["prompt_tokens"],
+        "matched_tokens": sums["matched_tokens"],
+        "hit_ratio": _ratio(sums["matched_tokens"], sums["prompt_tokens"]),
     }
 
 

@@ -80,9 +80,7 @@ class AdminServer:
     async def start(self) -> Address:
         """Listen. Returns the address. OSError: the address cannot be used."""
         assert self._runner is None, "already started"
-        application = web.Application(
-            middlewares=[_last_of_its_connection, _errors_as_json, self._known_host]
-        )
+        application = web.Application(middlewares=[self._guarded])
         application.add_routes(
             [
                 web.get("/", self._page),
@@ -123,12 +121,23 @@ class AdminServer:
             self._runner = None
 
     @web.middleware
-    async def _known_host(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        if not _is_known(request.headers.get("Host", ""), names=self._hosts):
-            raise web.HTTPMisdirectedRequest(
-                text="ask by an IP address, as localhost, or by a name in admin.hosts"
-            )
-        return await handler(request)
+    async def _guarded(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Refuse unknown hosts, show errors as JSON, and close each connection after its answer, since an
+        idle connection would take a place.
+        """
+        try:
+            if not _is_known(request.headers.get("Host", ""), names=self._hosts):
+                raise web.HTTPMisdirectedRequest(
+                    text="ask by an IP address, as localhost, or by a name in admin.hosts"
+                )
+            answer = await handler(request)
+        except web.HTTPException as error:
+            usual = not error.text or error.text.startswith(f"{error.status}:")
+            answer = _json({"error": error.reason if usual else error.text}, status=error.status)
+            if "Allow" in error.headers:
+                answer.headers["Allow"] = error.headers["Allow"]
+        answer.force_close()
+        return answer
 
     async def _page(self, request: web.Request) -> web.Response:
         name = request.path.lstrip("/") or "index.html"
@@ -204,26 +213,6 @@ class AdminServer:
 
     async def _policy_in_use(self, _: web.Request) -> web.Response:
         return _json(msgspec.to_builtins(self._policy()))
-
-
-@web.middleware
-async def _last_of_its_connection(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Close each connection after its answer, since an idle connection would take a place."""
-    answer = await handler(request)
-    answer.force_close()
-    return answer
-
-
-@web.middleware
-async def _errors_as_json(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        message = error.text if error.text and not error.text.startswith(f"{error.status}:") else error.reason
-        answer = _json({"error": message}, status=error.status)
-        if "Allow" in error.headers:
-            answer.headers["Allow"] = error.headers["Allow"]
-        return answer
 
 
 def _is_known(host: str, *, names: tuple[str, ...]) -> bool:

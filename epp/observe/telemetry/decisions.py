@@ -62,17 +62,14 @@ def as_json(record: Record) -> dict[str, Any]:
 
 def facts(record: Struct) -> dict[str, Any]:
     """Return the fields of a record or a candidate, without its candidates and destinations."""
-    fields: dict[str, Any] = {
-        name: getattr(record, name)
-        for name in record.__struct_fields__
-        if name not in ("candidates", "destinations")
-    }
-    for name, value in fields.items():
-        if isinstance(value, Address):
-            fields[name] = str(value)
-        elif isinstance(value, str):
-            fields[name] = printable(value)
-    return fields
+    names = (name for name in record.__struct_fields__ if name not in ("candidates", "destinations"))
+    return {name: _plain(getattr(record, name)) for name in names}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Address):
+        return str(value)
+    return printable(value) if isinstance(value, str) else value
 
 
 def printable(text: str) -> str:

@@ -36,8 +36,6 @@ class PoolStatus:
         "the whole pool. queue: tokens of the requests that flow control holds in this replica.",
         "where",
     )
-    kv_usage: float
-    """Mean share of the KV cache that running requests use. 0 where no server states its share."""
     saturation: float = gauge(
         "epp_pool_saturation",
         "The largest of three numbers: epp_pool_busy_share, epp_pool_undone_seconds divided by "
@@ -72,7 +70,7 @@ def pools_of(
         _pool(model, pool, servers, waiting.get(model, 0) / rates[model], goal_s)
         for (model, pool), servers in places.items()
     ] + [
-        PoolStatus(model=m, pool="", servers=0, busy=0.0, waiting_s={}, kv_usage=0.0, saturation=1.0)
+        PoolStatus(model=m, pool="", servers=0, busy=0.0, waiting_s={}, saturation=1.0)
         for m in unserved
         if m not in rates
     ]
@@ -92,7 +90,6 @@ def _pool(
         servers=len(servers),
         busy=busy,
         waiting_s={"servers": undone_s, "queue": queued_s},
-        kv_usage=kv_usage,
         saturation=max(kv_usage, busy, (undone_s + queued_s) / goal_s),
     )
 

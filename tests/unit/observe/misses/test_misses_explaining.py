@@ -14,7 +14,7 @@ from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import PolicySpec
 from epp.config.settings import Config
 from epp.observe.misses.accounts import CAUSES, EVICTED, NEW, TAIL, Accounts
-from epp.observe.misses.finding import Explaining, Seen, SentPrompt
+from epp.observe.misses.finding import Misses, Seen, SentPrompt
 from epp.observe.telemetry.catalog import METRICS
 from epp.picker.picker import Picker
 from epp.serve.admin_commands import table
@@ -22,22 +22,28 @@ from tests.unit.observe.misses.answered import served
 from tests.unit.picker.picker_questions import a_picker, endpoints, text
 
 
-async def explained(picker: Picker, explaining: Explaining, *, requests: int) -> dict[str, Any]:
+def watched(picker: Picker) -> Misses:
+    misses = Misses(picker)
+    picker.subscribe(misses.on_event)
+    return misses
+
+
+async def explained(misses: Misses, *, requests: int) -> dict[str, Any]:
     """Let the loop run until it has looked at the requests, and return the account."""
-    looking = asyncio.create_task(explaining.run())
+    looking = asyncio.create_task(misses.run())
     async with asyncio.timeout(60):
-        while explaining.account(1e12)["requests"] < requests:  # noqa: ASYNC110 - nothing tells when
+        while misses.account(1e12)["requests"] < requests:  # noqa: ASYNC110 - nothing tells when
             await asyncio.sleep(0.01)
     looking.cancel()
-    return explaining.account(1e12)
+    return misses.account(1e12)
 
 
 async def test_the_answer_names_causes_servers_and_advice() -> None:
     picker = a_picker(PolicySpec(rule="round-robin"), on=endpoints("ab"))
-    explaining = Explaining(picker)
+    misses = watched(picker)
     for n in range(2):
         served(picker, text("one", 8192), now=float(n))
-    told = await explained(picker, explaining, requests=2)
+    told = await explained(misses, requests=2)
     assert told["hit_ratio"] == 0.0
     shown = table(told)
     assert "sent to another server" in shown
@@ -47,12 +53,12 @@ async def test_the_answer_names_causes_servers_and_advice() -> None:
 
 async def test_the_shares_of_the_causes_add_up() -> None:
     picker = a_picker(PolicySpec(), on=endpoints("a"))
-    explaining = Explaining(picker)
-    before = explaining.account(1e12)
+    misses = watched(picker)
+    before = misses.account(1e12)
     assert (before["requests"], before["hit_ratio"]) == (0, 0.0)
     for n, prompt in enumerate((text("one", 8192), text("one", 8192), text("two", 8192))):
         served(picker, prompt, now=float(n))
-    told = await explained(picker, explaining, requests=3)
+    told = await explained(misses, requests=3)
     assert 0.3 < told["hit_ratio"] < 0.4
     assert sum(cause["share_of_missed"] for cause in told["causes"]) == pytest.approx(1.0, abs=0.01)
     assert sum(cause["share_of_prompt"] for cause in told["causes"]) == pytest.approx(
@@ -63,27 +69,27 @@ async def test_the_shares_of_the_causes_add_up() -> None:
 
 async def test_a_server_that_left_is_named_without_the_share_of_its_cache() -> None:
     picker = a_picker(PolicySpec(rule="round-robin"), on=endpoints("ab"))
-    explaining = Explaining(picker)
+    misses = watched(picker)
     for n in range(2):
         served(picker, text("one", 8192), now=float(n))
-    told = await explained(picker, explaining, requests=2)
+    told = await explained(misses, requests=2)
     (server,) = told["causes"][0]["servers"] or told["causes"][1]["servers"]
     assert 0 < server["full"] < 1
     picker.news.set_endpoints([], now=3.0)
-    told = explaining.account(1e12)
+    told = misses.account(1e12)
     (gone,) = told["causes"][0]["servers"] or told["causes"][1]["servers"]
     assert gone == server | {"full": None}
 
 
 async def test_the_account_is_split_by_policy() -> None:
     picker = a_picker(PolicySpec(), on=endpoints("a"))
-    explaining = Explaining(picker)
+    misses = watched(picker)
     served(picker, text("one", 8192), now=0.0)
     metadata = replace(picker.policy.metadata, name="second")
     spec = replace(picker.policy.spec, rule="round-robin")
     picker.set_policy(replace(picker.policy, metadata=metadata, spec=spec), now=1.0)
     served(picker, text("one", 8192), now=2.0)
-    told = await explained(picker, explaining, requests=2)
+    told = await explained(misses, requests=2)
     first, second = told["policies"]
     assert (first["requests"], first["hit_ratio"]) == (1, 0.0)
     assert (second["policy"], second["requests"]) == ("second (round-robin)", 1)
@@ -96,15 +102,16 @@ A, B = EndpointName("a"), EndpointName("b")
 
 
 def test_all_causes_are_listed_in_order_of_size() -> None:
-    accounts = Accounts()
-    bucket = accounts.bucket(now=100.0)
+    misses = Misses(a_picker())
+    bucket = misses.accounts.bucket(now=0.0)
     bucket.miss(TAIL, 5)
     bucket.miss(EVICTED, 20, server=A)
     bucket.miss(EVICTED, 30, server=B)
-    found = accounts.over(60.0, now=105.0).by_cause()
-    assert [(part.cause, part.tokens) for part in found[:2]] == [(EVICTED, 50), (TAIL, 5)]
-    assert list(found[0].servers.items()) == [(B, 30), (A, 20)]
-    assert {part.cause for part in found} == set(CAUSES)
+    found = misses.account(1e12)["causes"]
+    assert [(part["cause"], part["tokens"]) for part in found[:2]] == [("evicted", 50), ("tail", 5)]
+    assert [(server["name"], server["tokens"]) for server in found[0]["servers"]] == [("b", 30), ("a", 20)]
+    assert [part["servers"] for part in found[1:]] == [[]] * (len(CAUSES) - 1)
+    assert {part["cause"] for part in found} == {cause.name for cause in CAUSES}
 
 
 def test_only_buckets_that_began_within_the_window_count() -> None:
@@ -115,9 +122,9 @@ def test_only_buckets_that_began_within_the_window_count() -> None:
         bucket.miss(NEW, 6)
     assert accounts.bucket(now=29.0) is bucket, "a bucket lasts for ten seconds"
     found = accounts.over(20.0, now=30.0)
-    assert found.total() == (2, 20, 8)
-    assert found.by_cause()[0].tokens == 12
-    assert accounts.over(900.0, now=30.0).total().requests == 4
+    assert found.total() == {"requests": 2, "prompt_tokens": 20, "matched_tokens": 8}
+    assert found.missed[NEW] == {None: 12}
+    assert accounts.over(900.0, now=30.0).total()["requests"] == 4
     assert accounts.over(900.0, now=30.0).began_at == 0.0
 
 
@@ -125,7 +132,7 @@ def test_buckets_older_than_fifteen_minutes_are_dropped() -> None:
     accounts = Accounts()
     for n in range(200):
         accounts.bucket(now=10.0 * n).request("default", prompt_tokens=10, matched_tokens=4)
-    assert accounts.over(1e9, now=2000.0).total().requests == 90
+    assert accounts.over(1e9, now=2000.0).total()["requests"] == 90
 
 
 def test_beyond_the_bound_tokens_count_without_their_server() -> None:
@@ -134,10 +141,10 @@ def test_beyond_the_bound_tokens_count_without_their_server() -> None:
     for n in range(2500):
         bucket.miss(EVICTED, 1, server=EndpointName(f"s{n}"))
     bucket.miss(EVICTED, 1, server=EndpointName("s0"))
-    part = accounts.over(60.0, now=1.0).by_cause()[0]
-    assert part.tokens == 2501
-    assert len(part.servers) == 2000
-    assert part.servers[EndpointName("s0")] == 2
+    by_server = accounts.over(60.0, now=1.0).missed[EVICTED]
+    assert sum(by_server.values()) == 2501
+    assert len(by_server) == 2000 + 1
+    assert by_server[EndpointName("s0")] == 2
 
 
 ADVICE = " ".join(cause.advice for cause in CAUSES)
