@@ -300,7 +300,6 @@ def _record(args: argparse.Namespace) -> int:
 def _replay(args: argparse.Namespace) -> int:
     try:
         from epp.tools.replay.command import replay  # noqa: PLC0415 - simulated servers, which the picker's image does not hold
-        from epp.tools.replay.simulate import ReplaySetting  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         raise ConfigError(
             "replay: this installation has no simulator; run `epp replay` where the whole project is installed"
@@ -309,7 +308,8 @@ def _replay(args: argparse.Namespace) -> int:
         args.recordings,
         policies=args.policy,
         rules=args.rule,
-        setting=ReplaySetting(load=args.load, servers=args.servers),
+        load=args.load,
+        servers=args.servers,
         json_file=args.json,
     )
     return 0

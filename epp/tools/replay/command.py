@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +13,7 @@ import msgspec
 from epp.base.errors import ConfigError, to_do
 from epp.config.policy import DEFAULT_POLICY, Policy, RuleName, load_policy
 from epp.tools.replay.reading import read
-from epp.tools.replay.simulate import Figures, ReplayError, ReplaySetting, Trace, fleet_of, run
+from epp.tools.replay.simulate import Figures, ReplayError, Trace, run
 
 RECORDED: Final = "as recorded"
 _MOST_SERVERS: Final = 12
@@ -38,14 +37,15 @@ def replay(
     *,
     policies: Sequence[Path],
     rules: Sequence[RuleName],
-    setting: ReplaySetting,
+    load: float,
+    servers: int,
     json_file: Path | None,
 ) -> None:
     """Print what each policy would have done. A ConfigError names the file or option that cannot be used."""
     began = time.monotonic()
     try:
-        trace = read(recordings)
-        columns = _columns(trace, _candidates(trace, policies, rules), setting)
+        trace = read(recordings).changed(load=load, servers=servers)
+        columns = _columns(trace, _candidates(trace, policies, rules), load=load)
         print(f"\n{table(columns)}\n")
         if json_file is not None:
             json_file.write_bytes(msgspec.json.format(msgspec.json.encode(columns), indent=2) + b"\n")
@@ -54,21 +54,19 @@ def replay(
         raise ConfigError(f"{error.filename}: {error.strerror}; {to_do(error)}") from error
 
 
-def _columns(trace: Trace, candidates: Mapping[str, Policy], setting: ReplaySetting) -> dict[str, Figures]:
+def _columns(trace: Trace, candidates: Mapping[str, Policy], *, load: float) -> dict[str, Figures]:
     """Return the figures by name: the recorded ones, and those of each policy."""
-    print(_about(trace, setting), flush=True)
-    if setting.load != 1.0 or setting.servers:
-        trace = replace(trace, recorded=None)  # the recorded figures are of another load or another fleet
+    print(_about(trace, load=load), flush=True)
     for remark in _remarks(trace, candidates.values()):
         print(f"note: {remark}", flush=True)
-    columns = _run_all(trace, candidates, setting)
+    columns = _run_all(trace, candidates)
     return columns if trace.recorded is None else {RECORDED: trace.recorded, **columns}
 
 
-def _run_all(trace: Trace, candidates: Mapping[str, Policy], setting: ReplaySetting) -> dict[str, Figures]:
+def _run_all(trace: Trace, candidates: Mapping[str, Policy]) -> dict[str, Figures]:
     """Return the figures by name. Each run has a process of its own, as many at once as there are cores."""
     with ProcessPoolExecutor() as pool:
-        runs = {name: pool.submit(run, trace, policy, setting) for name, policy in candidates.items()}
+        runs = {name: pool.submit(run, trace, policy) for name, policy in candidates.items()}
         for done, _ in enumerate(as_completed(runs.values()), start=1):
             print(f"{done} of {len(runs)} policies have run", file=sys.stderr, flush=True)
         try:
@@ -98,12 +96,12 @@ def _named(name: str, policy: Policy) -> str:
     return f"{name} ({policy.spec.rule})"
 
 
-def _about(trace: Trace, setting: ReplaySetting) -> str:
-    calls, servers = trace.calls, fleet_of(trace, setting)
+def _about(trace: Trace, *, load: float) -> str:
+    calls, servers = trace.calls, trace.servers
     tokens = sum(request.num_prompt_tokens for _, request in calls)
-    minutes = calls[-1][0] / 60
+    minutes = calls[-1][0] * load / 60
     return (
-        f"{len(calls):,} requests of {minutes:.1f} minutes, {tokens / len(calls):,.0f} prompt tokens each on average, at {setting.load:g} times "
+        f"{len(calls):,} requests of {minutes:.1f} minutes, {tokens / len(calls):,.0f} prompt tokens each on average, at {load:g} times "
         f"the recorded rate\n{len(servers)} simulated servers, {servers[0].capacity_tokens:,} tokens of cache and "
         f"{servers[0].prefill_tokens_per_s:,.0f} tokens of prefill a second each"
     )
@@ -111,8 +109,6 @@ def _about(trace: Trace, setting: ReplaySetting) -> str:
 
 def _remarks(trace: Trace, policies: Collection[Policy]) -> list[str]:
     found = [*trace.remarks]
-    if not trace.servers:
-        found.append("the recording does not name its servers: the simulated servers are made up (--servers)")
     if any(policy.spec.flow.mode != "Direct" for policy in policies):
         found.append("flow control is not simulated: every request is sent at once")
     if any(policy.spec.rule == "session" for policy in policies):

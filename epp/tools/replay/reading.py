@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
@@ -19,7 +19,7 @@ import msgspec
 
 from epp.base.types import unpack_hashes
 from epp.config.policy import Policy
-from epp.observe.recording import VERSION, Opening, RecordedRequest, Servers, decode
+from epp.observe.recording import VERSION, Line, Opening, RecordedRequest, Servers, decode
 from epp.picker.prefix_index.table import ChunkSchedule
 from epp.tools.replay.simulate import (
     UNSTATED,
@@ -43,6 +43,7 @@ _MOST_OUTPUT_TOKENS: Final = 16_384
 _MOST_RECORDED_TOKENS: Final = 2**18
 """Bound of the length that an answer reports. Each token is a step of a simulated server."""
 _MOST_TOKEN_BYTES: Final = 64.0
+_UNSTATED_SERVERS: Final = 8
 _ANSWER_NAMES: Final = 1 << 63
 _CALM: Final = 0.1
 """The share of the sampled answers that met few prefills and small batches: the fastest ones."""
@@ -56,60 +57,52 @@ class _Lines:
     servers: Servers | None = None
     opening: Opening | None = None
     hashings: set[str] = field(default_factory=set)
+    schedule: ChunkSchedule | None = None
+    """The schedule of the file that is read. None: its opening has not come yet."""
+
+    def add(self, line: Line) -> None:
+        """Add a line. A ValueError says what is wrong with it."""
+        if isinstance(line, Servers):
+            self.servers = line
+        elif isinstance(line, Opening):
+            if line.version != VERSION:
+                raise ValueError(
+                    f"the recording has version {line.version} of the format; this program reads version {VERSION}"
+                )
+            self.opening = line
+            self.hashings.add(line.hashing)
+            self.schedule = ChunkSchedule(
+                chunk_bytes=line.chunk_bytes,
+                later_chunk_bytes=line.later_chunk_bytes,
+                later_from_bytes=line.later_from_bytes,
+            )
+        elif self.schedule is None:
+            raise ValueError("a request before the line that opens the recording")
+        elif self.schedule.end_bytes(len(unpack_hashes(line.chunks))) > line.prompt_bytes:
+            raise ValueError(f"more chunks than a prompt of {line.prompt_bytes} bytes has")
+        else:
+            self.asked.append((line, self.schedule))
 
 
 def read(paths: Sequence[Path]) -> Trace:
     """Return one trace from all files. Raises OSError, or a ReplayError that names file, line and fault."""
     lines = _Lines()
     for path in paths:
-        _read_lines(path.read_bytes(), str(path), into=lines)
+        lines.schedule = None
+        rows = path.read_bytes().split(b"\n")
+        for number, row in enumerate(rows, 1):
+            if not row.strip():
+                continue
+            try:
+                lines.add(decode(row))
+            except ValueError as error:
+                if number < len(rows):  # else the line was cut off: a whole line ends with a newline
+                    raise ReplayError(
+                        f"{path}, line {number}: {error}; name files of `epp record`"
+                    ) from error
     if not lines.asked:
         raise ReplayError(f"{', '.join(map(str, paths))}: there are no requests in this recording")
     return _trace_of(lines)
-
-
-def _read_lines(text: bytes, name: str, *, into: _Lines) -> None:
-    schedule: ChunkSchedule | None = None
-    rows = text.split(b"\n")
-    for number, row in enumerate(rows, 1):
-        if not row.strip():
-            continue
-        try:
-            line = decode(row)
-            if isinstance(line, Opening):
-                schedule = _schedule_of(line)
-                into.opening = line
-                into.hashings.add(line.hashing)
-            elif isinstance(line, Servers):
-                into.servers = line
-            elif schedule is None:
-                raise ReplayError(
-                    f"{name}, line {number}: a request before the line that opens the recording"
-                )
-            else:
-                _check_chunks(line, schedule)
-                into.asked.append((line, schedule))
-        except ValueError as error:
-            if number == len(rows):
-                break  # the line was cut off: a whole line ends with a newline
-            raise ReplayError(f"{name}, line {number}: {error}; name files of `epp record`") from error
-
-
-def _schedule_of(line: Opening) -> ChunkSchedule:
-    if line.version != VERSION:
-        raise ValueError(
-            f"the recording has version {line.version} of the format; this program reads version {VERSION}"
-        )
-    return ChunkSchedule(
-        chunk_bytes=line.chunk_bytes,
-        later_chunk_bytes=line.later_chunk_bytes,
-        later_from_bytes=line.later_from_bytes,
-    )
-
-
-def _check_chunks(line: RecordedRequest, schedule: ChunkSchedule) -> None:
-    if schedule.end_bytes(len(unpack_hashes(line.chunks))) > line.prompt_bytes:
-        raise ValueError(f"more chunks than a prompt of {line.prompt_bytes} bytes has")
 
 
 # -- from lines to a trace -----------------------------------------------------------------------------------
@@ -143,9 +136,15 @@ def _trace_of(lines: _Lines) -> Trace:
     policy = _policy_of(lines.opening)
     if policy is None:
         remarks.append("the recorded policy is not known to this program: name one with --policy or --rule")
+    servers = _servers_of(lines.servers, model)
+    if not servers:
+        servers = [replace(UNSTATED, name=f"server-{n}") for n in range(_UNSTATED_SERVERS)]
+        remarks.append(
+            "the recording does not name its servers: the simulated servers are made up (--servers)"
+        )
     return Trace(
         calls=_from_zero(calls),
-        servers=_servers_of(lines.servers, model),
+        servers=servers,
         bytes_per_token=bytes_per_token,
         decode_step_s=tempo.decode_step_s,
         policy=policy,

@@ -71,19 +71,40 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
+    """What the simulation knows of a recording. It is the workload of the simulated fleet too."""
+
     calls: Sequence[tuple[float, SimRequest]]
     """Requests in order of time, each with the seconds since the first one."""
     servers: Sequence[RecordedServer]
-    """Empty: the source does not say."""
     bytes_per_token: float = 4.0
     decode_step_s: float | None = None
     """Time for each token of an answer on a calm server, if sampled answers show it."""
     policy: Policy | None = None
     """The policy that routed at the end of the recording."""
     recorded: Figures | None = None
-    """The figures of the recording itself."""
+    """The figures of the recording itself. None: the load or the fleet is another one."""
     remarks: tuple[str, ...] = ()
     """What the reader should know: what was left out, and what was estimated."""
+
+    def start(self) -> Iterable[tuple[float, SimRequest]]:
+        return self.calls
+
+    def after(self, record: Record, *, now: float) -> Iterable[tuple[float, SimRequest]]:  # noqa: ARG002 - as the fleet calls it
+        return ()
+
+    def changed(self, *, load: float, servers: int) -> "Trace":
+        """Return the trace at `load` times its rate, on this number of servers: the first ones, repeated. 0
+        servers: as recorded.
+        """
+        if load == 1.0 and not servers:
+            return self
+        fleet = []
+        for n in range(servers or len(self.servers)):
+            copy, which = divmod(n, len(self.servers))
+            server = self.servers[which]
+            fleet.append(replace(server, name=f"{server.name}+{copy}") if copy else server)
+        calls = [(at_s / load, request) for at_s, request in self.calls]
+        return replace(self, calls=calls, servers=fleet, recorded=None)
 
 
 class ReplayError(ConfigError):
@@ -121,62 +142,24 @@ _BLOCK_TOKENS: Final = 64
 """Block size of the simulated caches: about as long as a piece, so that neither is finer than the other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplaySetting:
-    """The fleet and the rate, as the command line gives them."""
-
-    load: float = 1.0
-    servers: int = 0
-    """0: as recorded."""
-
-
-def run(trace: Trace, policy: Policy, setting: ReplaySetting) -> Figures:
-    servers = fleet_of(trace, setting)
+def run(trace: Trace, policy: Policy) -> Figures:
     router = PickerRouter(
         [Picker(policy, rng=random.Random(1000))],
         adapters=frozenset(request.adapter for _, request in trace.calls if request.adapter),
         bytes_per_token=trace.bytes_per_token,
     )
-    workload = _Arrivals(trace, load=setting.load)
-    plan = _plan_of(trace, servers, horizon_s=trace.calls[-1][0] / setting.load + _GRACE_S)
-    outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(1)).run()
-    return _figures_of(outcome, servers)
+    outcome = Fleet(_plan_of(trace), router=router, workload=trace, rng=random.Random(1)).run()
+    return _figures_of(outcome, trace.servers)
 
 
-def fleet_of(trace: Trace, setting: ReplaySetting) -> Sequence[RecordedServer]:
-    """Return the recorded servers. If another number is asked for: the first ones, repeated."""
-    if not trace.servers:
-        return [replace(UNSTATED, name=f"server-{n}") for n in range(setting.servers or 8)]
-    found = []
-    for n in range(setting.servers or len(trace.servers)):
-        copy, which = divmod(n, len(trace.servers))
-        server = trace.servers[which]
-        found.append(replace(server, name=f"{server.name}+{copy}") if copy else server)
-    return found
-
-
-class _Arrivals:
-    """The recorded requests at their times, divided by the load."""
-
-    def __init__(self, trace: Trace, *, load: float) -> None:
-        self._trace = trace
-        self._load = load
-
-    def start(self) -> Iterable[tuple[float, SimRequest]]:
-        return ((at_s / self._load, request) for at_s, request in self._trace.calls)
-
-    def after(self, record: Record, *, now: float) -> Iterable[tuple[float, SimRequest]]:  # noqa: ARG002 - as the fleet calls it
-        return ()
-
-
-def _plan_of(trace: Trace, servers: Sequence[RecordedServer], *, horizon_s: float) -> FleetPlan:
+def _plan_of(trace: Trace) -> FleetPlan:
     """Return the plan of the fleet. It has the cache size and the prefill rate of each server as a share of
     the first server's.
 
     The rate that a picker learns is a mean over all places of a prompt, beside answers. So the simulated
     servers compute each token at this rate.
     """
-    first = servers[0]
+    servers, first = trace.servers, trace.servers[0]
     costs = CostModel(
         prefill_tokens_per_s=first.prefill_tokens_per_s, context_knee_tokens=_NO_KNEE, interference=0.0
     )
@@ -192,7 +175,7 @@ def _plan_of(trace: Trace, servers: Sequence[RecordedServer], *, horizon_s: floa
         num_servers=len(servers),
         speeds=tuple(s.prefill_tokens_per_s / first.prefill_tokens_per_s for s in servers),
         cache_shares={f"pod-{n}": s.capacity_tokens / first.capacity_tokens for n, s in enumerate(servers)},
-        horizon_s=horizon_s,
+        horizon_s=trace.calls[-1][0] + _GRACE_S,
     )
 
 

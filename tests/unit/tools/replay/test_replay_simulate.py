@@ -20,7 +20,7 @@ from epp.request.response import ResponseFeedback
 from epp.serve import cli
 from epp.tools.replay.picker_router import PickerRouter
 from epp.tools.replay.reading import read
-from epp.tools.replay.simulate import RecordedServer, ReplayError, ReplaySetting, Trace, fleet_of, run
+from epp.tools.replay.simulate import RecordedServer, ReplayError, Trace, run
 from model_server.sim.fleet import Fleet, FleetPlan
 from model_server.sim.prompts import Segment
 from model_server.sim.request import SimRequest
@@ -99,7 +99,7 @@ def a_trace(tmp_path: Path) -> Trace:
 
 def test_the_same_replay_gives_the_same_figures(tmp_path: Path) -> None:
     trace = a_trace(tmp_path)
-    first, second = (run(trace, DEFAULT_POLICY, ReplaySetting()) for _ in range(2))
+    first, second = (run(trace, DEFAULT_POLICY) for _ in range(2))
     assert first == second
     assert first.counted == 108, "the first tenth warms the caches"
     assert first.failed == 0
@@ -143,7 +143,7 @@ def test_a_replay_gives_the_hits_and_the_ratio_of_two_rules(tmp_path: Path) -> N
     trace = read([path])
     assert trace.policy is not None
     tried = structs.replace(trace.policy, spec=structs.replace(trace.policy.spec, rule="round-robin"))
-    found, changed = (run(trace, policy, ReplaySetting()) for policy in (trace.policy, tried))
+    found, changed = (run(trace, policy) for policy in (trace.policy, tried))
     assert found.hit_ratio == pytest.approx(was.hit_ratio, abs=0.01)
     assert changed.hit_ratio == pytest.approx(other.hit_ratio, abs=0.03)
     assert found.ttft_mean_s is not None
@@ -157,9 +157,9 @@ def test_a_replay_gives_the_hits_and_the_ratio_of_two_rules(tmp_path: Path) -> N
 def test_more_load_means_longer_waits_and_more_servers_shorter_waits(tmp_path: Path) -> None:
     trace = a_trace(tmp_path)
     slow = replace(trace, servers=[replace(s, prefill_tokens_per_s=400.0) for s in trace.servers])
-    usual = run(slow, DEFAULT_POLICY, ReplaySetting())
-    busy = run(slow, DEFAULT_POLICY, ReplaySetting(load=4.0))
-    relieved = run(slow, DEFAULT_POLICY, ReplaySetting(load=4.0, servers=12))
+    usual = run(slow, DEFAULT_POLICY)
+    busy = run(slow.changed(load=4.0, servers=0), DEFAULT_POLICY)
+    relieved = run(slow.changed(load=4.0, servers=12), DEFAULT_POLICY)
     assert usual.ttft_mean_s is not None
     assert busy.ttft_mean_s is not None
     assert relieved.ttft_mean_s is not None
@@ -181,18 +181,22 @@ def test_the_fleet_is_as_recorded_or_repeats_the_recorded_servers() -> None:
         for n, name in enumerate("ab", 1)
     ]
     trace = Trace(calls=[a_call()], servers=servers)
-    assert list(fleet_of(trace, ReplaySetting())) == servers
-    assert [s.name for s in fleet_of(trace, ReplaySetting(servers=1))] == ["a"]
-    more = fleet_of(trace, ReplaySetting(servers=5))
+    assert trace.changed(load=1.0, servers=0) == trace
+    assert [s.name for s in trace.changed(load=1.0, servers=1).servers] == ["a"]
+    more = trace.changed(load=1.0, servers=5).servers
     assert [s.name for s in more] == ["a", "b", "a+1", "b+1", "a+2"]
     assert [s.capacity_tokens for s in more] == [1, 2, 1, 2, 1]
 
 
-@pytest.mark.parametrize(("asked", "count"), [(0, 8), (3, 3)])
-def test_the_fleet_has_equal_servers_if_no_server_is_recorded(asked: int, count: int) -> None:
-    fleet = fleet_of(Trace(calls=[a_call()], servers=()), ReplaySetting(servers=asked))
-    assert [s.name for s in fleet] == [f"server-{n}" for n in range(count)]
-    assert len({(s.capacity_tokens, s.prefill_tokens_per_s) for s in fleet}) == 1
+def test_the_fleet_has_equal_servers_if_no_server_is_recorded(tmp_path: Path) -> None:
+    path = recording_file(tmp_path)
+    opening, _, *asked = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([opening, *asked]))
+    trace = read([path])
+    assert [s.name for s in trace.servers] == [f"server-{n}" for n in range(8)]
+    assert len({(s.capacity_tokens, s.prefill_tokens_per_s) for s in trace.servers}) == 1
+    assert "the simulated servers are made up" in trace.remarks[-1]
+    assert len(trace.changed(load=1.0, servers=3).servers) == 3
 
 
 def test_equal_pieces_are_found_in_the_cache_and_others_are_not() -> None:
@@ -200,7 +204,7 @@ def test_equal_pieces_are_found_in_the_cache_and_others_are_not() -> None:
     trace = Trace(
         calls=calls, servers=[RecordedServer(name="a", capacity_tokens=10**6, prefill_tokens_per_s=8000.0)]
     )
-    found = run(trace, DEFAULT_POLICY, ReplaySetting())
+    found = run(trace, DEFAULT_POLICY)
     assert found.counted == 36
     assert found.hit_ratio == pytest.approx(0.5, abs=0.06)
     assert found.by_server == {"a": 40}
@@ -210,7 +214,7 @@ def test_a_faster_server_gets_its_answers_sooner() -> None:
     def mean_s(tokens_per_s: float) -> float:
         server = RecordedServer(name="a", capacity_tokens=10**6, prefill_tokens_per_s=tokens_per_s)
         calls = [a_call(10.0 * n, name=n, tokens=6400) for n in range(20)]
-        found = run(Trace(calls=calls, servers=[server]), DEFAULT_POLICY, ReplaySetting())
+        found = run(Trace(calls=calls, servers=[server]), DEFAULT_POLICY)
         assert found.ttft_mean_s is not None
         return found.ttft_mean_s
 
