@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 from epp.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
     from epp.observe.tracing.tracer import Tracer
@@ -30,15 +29,18 @@ _SWITCH_INTERVAL_S: Final = 0.0005
 """How long the sending thread may keep the interpreter from the event loop. Python's default is ten times
 this."""
 _LAST_SENDING_S: Final = 2.0
-_LOOK_S: Final = 0.02
 
 
 def on(tracing: bool) -> bool:  # noqa: FBT001 - the configuration's switch
     """Return whether to trace. `OTEL_SDK_DISABLED` and `OTEL_TRACES_EXPORTER=none` turn off tracing that is
     configured.
     """
-    disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
-    return tracing and not disabled and _exporter() == "otlp"
+    if not tracing or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    name = os.environ.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
+    if name not in ("otlp", "none"):
+        raise ConfigError(f"tracing: OTEL_TRACES_EXPORTER: {name!r} is not known here; set otlp or none")
+    return name == "otlp"
 
 
 def require(tracing: bool) -> None:  # noqa: FBT001 - the configuration's switch
@@ -56,13 +58,20 @@ def require(tracing: bool) -> None:  # noqa: FBT001 - the configuration's switch
 
 def make(*, worker: int) -> Tracer:
     """Return a listener that sends spans. Raises ConfigError if a variable cannot be used."""
-    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - an extra
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource  # noqa: PLC0415 - an extra
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
 
     from epp.observe.tracing.tracer import Tracer  # noqa: PLC0415
 
-    provider = TracerProvider(resource=_resource(worker), shutdown_on_exit=False)
+    try:
+        exporter = importlib.import_module(_EXPORTERS[_protocol()]).OTLPSpanExporter()
+    except (ValueError, RuntimeError, OSError) as error:
+        raise ConfigError(f"tracing: OTEL_EXPORTER_OTLP_*: {error}") from error
+    usual = {"service.name": "prefix-gateway", "service.instance.id": f"{socket.gethostname()}-{worker}"}
+    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES may replace these two
+    resource = Resource.create(dict(usual)).merge(OTELResourceDetector().detect())
     sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_S))
-    return Tracer(provider, processor_of(_made_exporter()))
+    return Tracer(TracerProvider(resource=resource, shutdown_on_exit=False), processor_of(exporter))
 
 
 def processor_of(exporter: SpanExporter) -> BatchSpanProcessor:
@@ -77,41 +86,12 @@ def processor_of(exporter: SpanExporter) -> BatchSpanProcessor:
 
 async def stop(processor: BatchSpanProcessor) -> None:
     """Give the last spans a moment to arrive. A collector that is away does not delay the end for longer."""
-    # Daemons: a collector that hangs cannot keep the process from ending.
+    # A daemon: a collector that hangs cannot keep the process from ending.
     last = threading.Thread(target=processor.shutdown, name="last spans", daemon=True)
     last.start()
-    try:
-        async with asyncio.timeout(_LAST_SENDING_S):
-            while last.is_alive():  # noqa: ASYNC110 - the end of a thread sets no asyncio event
-                await asyncio.sleep(_LOOK_S)
-    except TimeoutError:
+    await asyncio.to_thread(last.join, _LAST_SENDING_S)
+    if last.is_alive():
         processor.span_exporter.shutdown()
-
-
-def _made_exporter() -> SpanExporter:
-    module = importlib.import_module(_EXPORTERS[_protocol()])
-    try:
-        exporter: SpanExporter = module.OTLPSpanExporter()
-    except (ValueError, RuntimeError, OSError) as error:
-        raise ConfigError(f"tracing: OTEL_EXPORTER_OTLP_*: {error}") from error
-    return exporter
-
-
-def _resource(worker: int) -> Resource:
-    """Return the attributes in OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, with a default name and
-    instance.
-    """
-    from opentelemetry.sdk.resources import OTELResourceDetector, Resource  # noqa: PLC0415 - an extra
-
-    usual = {"service.name": "prefix-gateway", "service.instance.id": f"{socket.gethostname()}-{worker}"}
-    return Resource.create(dict(usual)).merge(OTELResourceDetector().detect())
-
-
-def _exporter() -> str:
-    name = os.environ.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
-    if name not in ("otlp", "none"):
-        raise ConfigError(f"tracing: OTEL_TRACES_EXPORTER: {name!r} is not known here; set otlp or none")
-    return name
 
 
 def _protocol() -> str:

@@ -56,23 +56,19 @@ class Tracer:
             if found is not None:
                 self._end(*found, event.request.decision)
 
-    # -- parts -----------------------------------------------------------------------------------------------
-
     def _begin(self, event: Began) -> None:
-        decision = event.request.decision
-        span = self._started(event.question.trace, at_unix_s=decision.at_unix_s - decision.waited_s)
-        if span is not None:
-            decision.trace_id = f"{span.get_span_context().trace_id:032x}"
+        decision, caller = event.request.decision, event.question.trace
+        span = self._tracer.start_span(
+            SPAN_NAME,
+            _CALLER.extract({"traceparent": caller}, Context()) if caller else Context(),
+            kind=SpanKind.SERVER,
+            start_time=int((decision.at_unix_s - decision.waited_s) * 1e9),
+        )
+        context = span.get_span_context()
+        if context.trace_flags.sampled:
+            decision.trace_id = f"{context.trace_id:032x}"
             end = decision.at_unix_s + event.picked_in_s(timer_s=self._timer())
             self._open[id(event.request)] = span, end
-
-    def _started(self, trace: str, *, at_unix_s: float) -> Span | None:
-        """Return a new span. None: this request is not sampled. trace: the caller's `traceparent`."""
-        above = _CALLER.extract({"traceparent": trace}, Context()) if trace else Context()
-        span = self._tracer.start_span(
-            SPAN_NAME, above, kind=SpanKind.SERVER, start_time=int(at_unix_s * 1e9)
-        )
-        return span if span.get_span_context().trace_flags.sampled and span.is_recording() else None
 
     def _end(self, span: Span, end_unix_s: float, decision: Decision) -> None:
         span.set_attributes(attributes_of(decision))
@@ -83,8 +79,6 @@ class Tracer:
 
 # -- attributes ----------------------------------------------------------------------------------------------
 
-Attributes = dict[str, str | int | float | bool]
-
 _OPERATIONS: Final[Mapping[str, str]] = {
     ApiKind.CHAT: "chat",
     ApiKind.MESSAGES: "chat",
@@ -94,11 +88,18 @@ _OPERATIONS: Final[Mapping[str, str]] = {
 }
 
 
-def attributes_of(decision: Decision) -> Attributes:
+def attributes_of(decision: Decision) -> dict[str, str | int | float]:
     """Return the attributes of a finished request. Unknown values are left out."""
     served = decision.served or decision.destinations[0]
-    found: Attributes = {
+    chosen = decision.candidates[0] if decision.candidates else None
+    tokens = chosen.backlog_tokens + chosen.uncached_tokens if chosen else 0
+    predicted_s = tokens / chosen.prefill_tokens_per_s if chosen else None
+    found = {
         "gen_ai.operation.name": _OPERATIONS.get(decision.kind, decision.kind),
+        "gen_ai.request.model": decision.model or None,
+        "gen_ai.usage.cache_read.input_tokens": decision.cached_tokens,
+        "http.response.status_code": decision.status,
+        "error.type": error_of(decision) or None,
         "server.address": served.host,
         "server.port": served.port,
         "prefix_gateway.request_id": decision.request_id,
@@ -106,31 +107,20 @@ def attributes_of(decision: Decision) -> Attributes:
         "prefix_gateway.policy": decision.policy,
         "prefix_gateway.reason": decision.reason,
         "prefix_gateway.endpoint": decision.chosen,
+        "prefix_gateway.served_by": decision.served_by or None,
+        "prefix_gateway.prefill_endpoint": decision.prefill.name if decision.prefill else None,
+        "prefix_gateway.adapter": decision.adapter or None,
+        "prefix_gateway.unread": decision.unread or None,
         "prefix_gateway.prompt_tokens": decision.prompt_tokens,
         "prefix_gateway.matched_tokens": decision.matched_tokens,
+        "prefix_gateway.predicted_first_token_seconds": predicted_s,
+        "prefix_gateway.score_seconds": chosen.score_s if chosen else None,
         "prefix_gateway.queue_seconds": decision.waited_s,
+        "prefix_gateway.headers_seconds": decision.headers_s,
+        "prefix_gateway.first_token_seconds": decision.ttft_s,
         "prefix_gateway.outcome": decision.outcome,
     }
-    for name, value in (
-        ("gen_ai.request.model", decision.model or None),
-        ("gen_ai.usage.cache_read.input_tokens", decision.cached_tokens),
-        ("http.response.status_code", decision.status),
-        ("prefix_gateway.adapter", decision.adapter or None),
-        ("prefix_gateway.unread", decision.unread or None),
-        ("prefix_gateway.served_by", decision.served_by or None),
-        ("prefix_gateway.headers_seconds", decision.headers_s),
-        ("prefix_gateway.first_token_seconds", decision.ttft_s),
-        ("prefix_gateway.prefill_endpoint", decision.prefill.name if decision.prefill else None),
-        ("error.type", error_of(decision) or None),
-    ):
-        if value is not None:
-            found[name] = value
-    if decision.candidates:
-        chosen = decision.candidates[0]
-        tokens = chosen.backlog_tokens + chosen.uncached_tokens
-        found["prefix_gateway.predicted_first_token_seconds"] = tokens / chosen.prefill_tokens_per_s
-        found["prefix_gateway.score_seconds"] = chosen.score_s
-    return found
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def error_of(decision: Decision) -> str:
