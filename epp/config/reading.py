@@ -87,6 +87,7 @@ _REMOVED: Final = {
     "socketMode": "restrict access by the permissions of the directory",
     "flow.paths": "give a priority by `objectives` or `models`",
     "addressFamily": "pods are reached at their primary address",
+    "holdStreams": "streams are held unless `dialect` or `envoy.failOpen: false` says that the gateway fails closed",
     "kubernetes.status": "every replica writes statuses, without a Lease, live numbers and Events; use the metrics",
 }
 """Fields of earlier releases, and what replaces each. `a.b` is a `b` that counts only within `a`."""

@@ -2,11 +2,11 @@
 listens for Envoy and for people, with their certificates, `kubernetes`, `exactMode` and `envoy`.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from epp.base.errors import ConfigError
 from epp.base.types import Address
 from epp.config.reading import Strict
 
@@ -46,11 +46,21 @@ class Listen(Strict, frozen=True):
 
     def addresses(self, *, workers: int) -> tuple[str, ...]:
         """Return the address at which each worker listens. A single worker listens at `address` itself."""
-        if workers == 1:
-            return (self.address,)
         if self.address.startswith("unix:"):
-            return tuple(f"{self.address}.{n}" for n in range(workers))
-        return tuple(map(str, _row(Address.parse(self.address), workers)))
+            return tuple(f"{self.address}.{n}" for n in range(workers)) if workers > 1 else (self.address,)
+        return tuple(map(str, consecutive(self.address, workers)))
+
+    def faults(self, *, workers: int) -> Iterator[str]:
+        """Yield what the types cannot check. Each text begins with the field at fault."""
+        unix = self.address.startswith("unix:")
+        if self.health_address and (self.transport != "http2" or workers > 1):
+            yield "listen.healthAddress: needs listen.transport: http2 and workers: 1"
+        if unix and not self.address.startswith("unix:/"):
+            yield "listen.address: a unix socket needs an absolute path, unix:/run/epp.sock"
+        if unix and self.tls:
+            yield "listen.tls: a unix socket has no TLS; remove it or listen on ip:port"
+        if self.tls and self.transport == "grpcio":
+            yield "listen.transport: grpcio has no TLS; remove it, and http2 is used"
 
 
 class Admin(Strict, frozen=True):
@@ -67,11 +77,12 @@ class Admin(Strict, frozen=True):
 
     def addresses(self, *, workers: int) -> tuple[Address, ...]:
         """Return the admin address of each worker. Raise ValueError if there are not enough ports."""
-        return _row(Address.parse(self.address), workers)
+        return consecutive(self.address, workers)
 
 
-def _row(first: Address, count: int) -> tuple[Address, ...]:
-    """Return `count` addresses with consecutive ports. Raise ValueError if the last port is too high."""
+def consecutive(text: str, count: int) -> tuple[Address, ...]:
+    """Return `count` addresses from `ip:port` on. Raise ValueError if the last port is too high."""
+    first = Address.parse(text)
     if first.port + count - 1 > 65535:
         raise ValueError(
             f"{first}: {count} workers need {count} consecutive ports from this one on, and the highest port is 65535"
@@ -119,22 +130,16 @@ class Kubernetes(Strict, frozen=True):
         """Return the pools in order of precedence. A configuration that was checked has at least one."""
         return self.pools or (self.pool,)
 
-    def validate(self) -> None:
-        """Check what the types cannot check. The ConfigError names the field at fault."""
+    def faults(self) -> Iterator[str]:
+        """Yield what the types cannot check. Each text begins with the field at fault."""
         if bool(self.pool) == bool(self.pools):
-            raise ConfigError("kubernetes.pool: set either this or kubernetes.pools")
+            yield "kubernetes.pool: set either this or kubernetes.pools"
         if len(set(self.pools)) < len(self.pools):
-            raise ConfigError("kubernetes.pools: a name is listed twice; remove one of the two")
+            yield "kubernetes.pools: a name is listed twice; remove one of the two"
         if self.selector and self.pools:
-            raise ConfigError(
-                "kubernetes.selector: works only with kubernetes.pool, because one selector may choose the pods of "
-                "several models"
-            )
+            yield "kubernetes.selector: works only with kubernetes.pool, because one selector may choose the pods of several models"
         if bool(self.selector) != bool(self.target_ports):
-            raise ConfigError(
-                "kubernetes.selector: needs kubernetes.targetPorts; set both, or set neither to follow the "
-                "InferencePool"
-            )
+            yield "kubernetes.selector: needs kubernetes.targetPorts; set both, or set neither to follow the InferencePool"
 
 
 class ExactModel(Strict, frozen=True):
@@ -175,18 +180,15 @@ class ExactMode(Strict, frozen=True):
     max_blocks: Annotated[int, Meta(ge=1000, le=10**9)] = 2_000_000
     """Largest number of blocks to follow on all servers together. A block takes about 90 bytes of memory."""
 
-    def validate(self) -> None:
-        """Check what the types cannot check. The ConfigError names the field at fault."""
-        first: dict[str, int] = {}
-        for n, one in enumerate(self.models):
-            if one.model in first:
-                what = repr(one.model) if one.model else "every other model"
-                raise ConfigError(
-                    f"exactMode.models[{n}].model: models[{first[one.model]}] is for {what} too; remove one of the two"
-                )
-            first[one.model] = n
+    def faults(self) -> Iterator[str]:
+        """Yield what the types cannot check. Each text begins with the field at fault."""
+        names = [one.model for one in self.models]
+        for n, name in enumerate(names):
+            if (first := names.index(name)) < n:
+                what = repr(name) if name else "every other model"
+                yield f"exactMode.models[{n}].model: models[{first}] is for {what} too; remove one of the two"
         if self.events_port and self.events_port == self.replay_port:
-            raise ConfigError("exactMode.replayPort: events and replay need two different ports")
+            yield "exactMode.replayPort: events and replay need two different ports"
 
 
 _OWN_MAX_MESSAGE_TIMEOUT_S: Final = 60.0
@@ -233,7 +235,9 @@ class Envoy(Strict, frozen=True):
     max_body_bytes: Annotated[int, Meta(ge=65536, le=2**30)] = 32 * 2**20
     """A request with a larger body gets 413."""
     fail_open: bool = True
-    """While the picker cannot be reached, route round robin instead of failing requests."""
+    """While the picker cannot be reached, route round robin instead of failing requests. Write false for any
+    gateway that fails closed: the picker then ends each of its streams at the response headers, because all
+    answers in flight would break off when it dies, and learns the load from scrapes."""
     message_timeout_seconds: Annotated[float, Meta(gt=0, le=60)] = 1.0
     """Longest time that Envoy waits for an answer of the picker."""
     max_message_timeout_seconds: Annotated[float, Meta(ge=0, le=3600)] | None = None
@@ -270,3 +274,11 @@ class Envoy(Strict, frozen=True):
         """Return how much time the bootstrap of `epp envoy-config` allows the picker to ask for."""
         asked_s = self.max_message_timeout_seconds
         return _OWN_MAX_MESSAGE_TIMEOUT_S if asked_s is None else asked_s
+
+    def faults(self) -> Iterator[str]:
+        """Yield what the types cannot check. Each text begins with the field at fault."""
+        if self.tracing is not None and not 0 < self.tracing.address[1] < 65536:
+            yield f"envoy.tracing.collector: {self.tracing.collector}: the highest port is 65535"
+        for n, extra in enumerate(self.extra_http_filters):
+            if not isinstance(extra.get("name"), str):
+                yield f"envoy.extraHttpFilters[{n}]: has no name; write the filter as Envoy's http_filters do"

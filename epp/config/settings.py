@@ -8,6 +8,7 @@ it needs through its constructor.
 
 import os
 import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -15,10 +16,9 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta
 
 from epp.base.errors import ConfigError, to_do
-from epp.base.types import Address
 from epp.config.dialects import Dialect, DialectName, dialect_of
 from epp.config.reading import Strict, decode, in_words
-from epp.config.sections import Admin, Envoy, ExactMode, Kubernetes, Listen
+from epp.config.sections import Admin, Envoy, ExactMode, Kubernetes, Listen, consecutive
 from epp.config.sharing import Sharing
 
 BLOCKED_PATHS: Final = (
@@ -132,12 +132,9 @@ class Config(Strict, frozen=True):
     """Number of worker processes. Each has a socket of its own."""
     dialect: DialectName = "auto"
     """Gateway that calls the picker (docs/protocol.md). This setting decides how many destinations an answer
-    names, and the default of `holdStreams`. auto: if `envoy.edsFile` is set, the gateway is the Envoy of `epp
-    envoy-config`; otherwise an answer names one destination, which every gateway can read."""
-    hold_streams: bool | None = None
-    """Keep each ext_proc stream open until the answer ends, so that the picker counts requests in flight
-    exactly. Set this to false where the gateway fails closed (fails the request if the picker dies). null
-    means false for the dialect ai-gateway, and true for all others."""
+    names, and whether the picker holds streams (`envoy.failOpen`). auto: if `envoy.edsFile` is set, the
+    gateway is the Envoy of `epp envoy-config`; otherwise an answer names one destination, which every gateway
+    can read."""
     drain_seconds: Annotated[float, Meta(ge=0, le=86400)] = 30.0
     """Longest time that the picker waits for the streams in flight after SIGTERM."""
     blocked_paths: tuple[Annotated[str, Meta(pattern="^(/[A-Za-z0-9._~-]+)+$")], ...] = BLOCKED_PATHS
@@ -190,90 +187,53 @@ class Config(Strict, frozen=True):
 
     @property
     def holds_streams(self) -> bool:
-        """Return `hold_streams`, or the default of the dialect."""
-        return not self.caller.fails_closed if self.hold_streams is None else self.hold_streams
+        """Return whether each ext_proc stream stays open until the answer ends, so that the count of requests
+        in flight is exact. A gateway that fails closed would cut these answers if the picker dies.
+        """
+        return self.envoy.fail_open and not self.caller.fails_closed
 
-    def validate(self) -> None:
-        """Check what types cannot check. The ConfigError names the field at fault."""
-        self._check_source()
-        self._check_dialect()
-        self._check_paths()
-        self._check_addresses()
-        if (traced := self.envoy.tracing) is not None and not 0 < traced.address[1] < 65536:
-            raise ConfigError(f"envoy.tracing.collector: {traced.collector}: the highest port is 65535")
-        for n, extra in enumerate(self.envoy.extra_http_filters):
-            if not isinstance(extra.get("name"), str):
-                raise ConfigError(
-                    f"envoy.extraHttpFilters[{n}]: has no name; write the filter as Envoy's http_filters do"
-                )
-        self.sharing.validate()
-        if self.exact_mode is not None:
-            self.exact_mode.validate()
-        if self.holds_streams and not self.envoy.fail_open:
-            raise ConfigError(
-                "holdStreams: with envoy.failOpen false, all answers in flight break off when the picker "
-                "dies, because the picker holds their streams; set holdStreams to false"
-            )
-
-    def _check_paths(self) -> None:
+    def faults(self) -> Iterator[str]:
+        """Yield what types cannot check. Each text begins with the field at fault."""
+        kubernetes, envoy = self.kubernetes, self.envoy
+        if kubernetes is None and not self.endpoints_file:
+            yield "endpointsFile: is missing; name the file that lists the model servers, or set `kubernetes`"
+        if kubernetes is not None:
+            if self.endpoints_file:
+                yield "endpointsFile: `kubernetes` is set too, and endpoints come from only one of them; remove one of the two"
+            yield from kubernetes.faults()
+        if envoy.eds_file and not self.caller.own_config:
+            yield f"dialect: {self.dialect}, but envoy.edsFile is for the Envoy of `epp envoy-config`; remove one of the two"
         for n, path in enumerate(self.allowed_paths):
             if path not in self.blocked_paths:
-                raise ConfigError(
-                    f"allowedPaths[{n}]: {path} is not in blockedPaths, so clients may use it anyway"
-                )
+                yield f"allowedPaths[{n}]: {path} is not in blockedPaths, so clients may use it anyway"
+        yield from self.listen.faults(workers=self.workers)
+        yield from self._address_faults()
+        yield from envoy.faults()
+        yield from self.sharing.faults()
+        if self.exact_mode is not None:
+            yield from self.exact_mode.faults()
 
-    def _check_source(self) -> None:
-        """Check that endpoints come from exactly one source."""
-        if self.kubernetes is None:
-            if not self.endpoints_file:
-                raise ConfigError(
-                    "endpointsFile: is missing; name the file that lists the model servers, or set `kubernetes`"
-                )
-            return
-        if self.endpoints_file:
-            raise ConfigError(
-                "endpointsFile: `kubernetes` is set too, and endpoints come from only one of them; remove one of the two"
-            )
-        self.kubernetes.validate()
-
-    def _check_dialect(self) -> None:
-        if self.envoy.eds_file and not self.caller.own_config:
-            raise ConfigError(
-                f"dialect: {self.dialect}, but envoy.edsFile is for the Envoy of `epp envoy-config`; remove one of the two"
-            )
-        if self.hold_streams and self.caller.fails_closed:
-            raise ConfigError(
-                f"holdStreams: {self.dialect} fails closed, so all answers in flight break off when the "
-                "picker dies, because the picker holds their streams; remove holdStreams, or set it to false"
-            )
-
-    def _check_addresses(self) -> None:
+    def _address_faults(self) -> Iterator[str]:
         """Check that every process can listen at each of its addresses, and that none is used twice."""
-        listen, envoy, workers = self.listen, self.envoy, self.workers
-        unix = listen.address.startswith("unix:")
-        if listen.health_address and (listen.transport != "http2" or workers > 1):
-            raise ConfigError("listen.healthAddress: needs listen.transport: http2 and workers: 1")
-        if unix and not listen.address.startswith("unix:/"):
-            raise ConfigError("listen.address: a unix socket needs an absolute path, unix:/run/epp.sock")
-        if unix and listen.tls:
-            raise ConfigError("listen.tls: a unix socket has no TLS; remove it or listen on ip:port")
-        if listen.tls and listen.transport == "grpcio":
-            raise ConfigError("listen.transport: grpcio has no TLS; remove it, and http2 is used")
-        texts = {"envoy.listen": envoy.listen, "envoy.admin": envoy.admin}
-        optional = {"envoy.status": envoy.status, "listen.healthAddress": listen.health_address}
-        texts |= {field: text for field, text in optional.items() if text}
-        sections: dict[str, Listen | Admin] = {"listen.address": listen, "admin.address": self.admin}
+        listeners = {
+            "envoy.listen": (self.envoy.listen, 1),
+            "envoy.admin": (self.envoy.admin, 1),
+            "envoy.status": (self.envoy.status, 1),
+            "listen.healthAddress": (self.listen.health_address, 1),
+            "listen.address": (self.listen.address, self.workers),
+            "admin.address": (self.admin.address, self.workers),
+        }
         taken: dict[str, str] = {}
-        for field, text in (texts | {field: each.address for field, each in sections.items()}).items():
+        for field, (text, count) in listeners.items():
+            is_path = field == "listen.address" and text.startswith("unix:")
             try:
-                if field != "listen.address" or not unix:
-                    Address.parse(text)
-                addresses = sections[field].addresses(workers=workers) if field in sections else (text,)
+                addresses = () if is_path or not text else consecutive(text, count)
             except ValueError as error:
-                raise ConfigError(f"{field}: {error}") from error
+                yield f"{field}: {error}"
+                continue
             for address in map(str, addresses):
                 if address in taken:
-                    raise ConfigError(f"{field}: {address} is taken by {taken[address]}; choose another port")
+                    yield f"{field}: {address} is taken by {taken[address]}; choose another port"
                 taken[address] = field
 
 
@@ -328,7 +288,8 @@ def load_config(path: Path) -> Config:
         text = path.read_bytes()
         prepare = partial(_prepared, folder=folder)
         config: Config = decode(text, kind=Config | None, prepare=prepare) or Config()
-        config.validate()
+        for fault in config.faults():
+            raise ConfigError(fault)  # noqa: TRY301 - the next lines say in which file and line
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; {to_do(error)}") from error
     except (ValueError, ConfigError) as error:

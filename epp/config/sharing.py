@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 import urllib.parse
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from epp.base.errors import ConfigError
 from epp.config.reading import Strict
 
 SIGNING_KEY: Final = "sharing.redis.signingKeyFile"
@@ -117,20 +117,19 @@ class Sharing(Strict, frozen=True):
     flush_interval_seconds: Annotated[float, Meta(ge=0.005, le=5)] = 0.05
     """How long the picker collects events before it sends them to the other pickers."""
 
-    def validate(self) -> None:
-        """Check what the types cannot check. The ConfigError names the field at fault."""
+    def faults(self) -> Iterator[str]:
+        """Yield what the types cannot check. Each text begins with the field at fault."""
         if self.redis is None:
             return
         try:
             target = self.redis.target
         except ValueError as error:
-            raise ConfigError(f"sharing.redis.url: {error}") from error
+            yield f"sharing.redis.url: {error}"
+            return
         tls = self.redis.tls
         if tls != RedisTls() and not target.tls:
-            raise ConfigError(
-                "sharing.redis.tls: the URL is not for TLS; write rediss://, or remove this section"
-            )
+            yield "sharing.redis.tls: the URL is not for TLS; write rediss://, or remove this section"
         if bool(tls.cert_file) != bool(tls.key_file):
-            raise ConfigError("sharing.redis.tls: set both certFile and keyFile, or neither")
+            yield "sharing.redis.tls: set both certFile and keyFile, or neither"
         if target.kind != "sentinel" and (self.redis.sentinel_username or self.redis.sentinel_password_file):
-            raise ConfigError("sharing.redis.sentinelPasswordFile: the URL names no sentinels; remove it")
+            yield "sharing.redis.sentinelPasswordFile: the URL names no sentinels; remove it"

@@ -16,7 +16,6 @@ def main() -> None:
     known, _ = arguments.parse_known_args()
     config = {
         "dialect": "istio",
-        "holdStreams": False,
         "conformanceHeaders": True,
         "listen": {
             "address": f"0.0.0.0:{known.grpc_port}",

@@ -146,7 +146,7 @@ async def test_a_drain_ends_streams_with_ok_after_response_headers(tmp_path: Pat
 
 async def test_streams_that_are_not_held_end_with_ok_after_response_headers(tmp_path: Path) -> None:
     """For gateways that fail closed the picker holds no streams open. So its death cuts no answer."""
-    async with own_picker(tmp_path, holdStreams=False, envoy={"failOpen": False}) as picker:
+    async with own_picker(tmp_path, envoy={"failOpen": False}) as picker:
         for mode in (BUFFERED, DUPLEX_REQUEST):
             async with picker.exchange(mode) as exchange:
                 await exchange.send(BODY)

@@ -140,7 +140,7 @@ class Setup:
 async def running_setup(shape: Shape, directory: Path) -> AsyncIterator[Setup]:
     fields: dict[str, Any] = {"envoy": {"edsFile": ""}}
     if shape.duplex:
-        fields = {"holdStreams": False, "envoy": {"edsFile": "", "failOpen": False}}
+        fields = {"envoy": {"edsFile": "", "failOpen": False}}
     fields |= {"policyFile": str(directory / "policy.yaml")}
     config = config_in(directory, dialect=shape.name, **fields)
     write_policy(config, CALM)

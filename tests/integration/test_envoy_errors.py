@@ -130,7 +130,7 @@ async def test_the_pickers_own_errors_pass_as_they_are(gateway: Gateway) -> None
 
 
 async def test_a_gateway_that_fails_closed_answers_errors_in_json_too(tmp_path: Path) -> None:
-    async with running_bootstrap(tmp_path, holdStreams=False, envoy={"failOpen": False}) as bench:
+    async with running_bootstrap(tmp_path, envoy={"failOpen": False}) as bench:
         bench.picker.gate.shut()
         hung = await bench.client.complete()
         assert hung.status == 504

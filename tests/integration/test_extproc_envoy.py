@@ -118,7 +118,6 @@ async def running_gateways(
     config = config_in(
         directory,
         listen={"address": f"127.0.0.1:{picker_port}"},
-        holdStreams=False,
         envoy={"failOpen": False, "maxBodyBytes": BUFFER_LIMIT_BYTES},
     )
     files.write_endpoints(

@@ -135,7 +135,7 @@ async def test_a_picker_that_drains_sends_all_waiting_requests(tmp_path: Path, d
 
 @pytest.mark.parametrize("passes", [True, False], ids=["pass", "get 503"])
 async def test_all_that_wait_for_a_killed_picker_pass_or_all_get_503(tmp_path: Path, *, passes: bool) -> None:
-    async with busy(tmp_path, holdStreams=passes, envoy={"failOpen": passes}) as gateway:
+    async with busy(tmp_path, envoy={"failOpen": passes}) as gateway:
         tasks = await begin(gateway, *(f"prompt-{n}" for n in range(5)))
         bypassed = await gateway.envoy.bypassed()
         gateway.picker.process.kill()

@@ -55,7 +55,6 @@ def test_streams_are_not_held_if_the_gateway_fails_closed(tmp_path: Path) -> Non
     ("text", "field"),
     [
         ("dialect: istio\nenvoy: {edsFile: /tmp/eds.json}", "envoy.edsFile"),
-        ("dialect: ai-gateway\nholdStreams: true", "holdStreams"),
         ("dialect: traefik", "dialect"),
     ],
 )

@@ -31,7 +31,6 @@ def test_a_file_with_many_sections_is_read(file: Path) -> None:
 endpointsFile: endpoints.yaml
 policyFile: policy.yaml
 workers: 2
-holdStreams: false
 drainSeconds: 5
 listen: {address: "[::1]:9002", tls: {certFile: c.pem, keyFile: k.pem, clientCaFile: ca.pem}}
 admin: {address: "127.0.0.1:9090"}
@@ -44,6 +43,7 @@ log: {level: debug, format: text}
     assert config.listen.tls.client_ca_file == str(file.parent / "ca.pem")
     assert config.workers == 2
     assert not config.envoy.fail_open
+    assert not config.holds_streams, "all answers in flight would break off when the picker dies"
 
 
 def test_paths_count_from_the_folder_of_the_configuration(file: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_cluster_needs_only_a_pool_or_a_selector_with_ports(file: Path) -> Non
         ("listen: {healthAddress: 9003}", "listen.healthAddress", "a text"),
         ("envoy: {listen: '0.0.0.0:0'}", "envoy.listen", "out of range"),
         ("envoy: {admin: '::1:9901'}", "envoy.admin", "brackets"),
-        ("envoy: {failOpen: false}", "holdStreams", "break off"),
+        ("holdStreams: false", "`holdStreams` was removed", "envoy.failOpen: false"),
         ("endpointsFile: 2023-99-01", "month", "12"),
         ("envoy: {tls: {keyFile: k}}", "envoy.tls", "certFile"),
         (

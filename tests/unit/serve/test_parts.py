@@ -33,7 +33,7 @@ def test_each_worker_listens_at_its_own_address_with_the_common_settings() -> No
         ({"envoy": Envoy(eds_file="/e")}, True, 8, 60.0, 0.0),
         ({"dialect": "ai-gateway"}, False, 1, 0.0, 0.0),
         ({"dialect": "envoy-gateway", "envoy": Envoy(message_timeout_seconds=7)}, True, 8, 0.0, 7.0),
-        ({"hold_streams": False}, False, 1, 0.0, 0.0),
+        ({"envoy": Envoy(fail_open=False)}, False, 1, 0.0, 0.0),
     ],
     ids=["unknown", "own-envoy", "fails-closed", "fixed-time", "not-held"],
 )

@@ -63,7 +63,7 @@ The picker's configuration: the fields that this chart computes, overridden by `
 {{- $_ := set $base "dialect" . }}
 {{- end }}
 {{- if eq .Values.gateway.failureMode "FailClose" }}
-{{- $_ := set $base "holdStreams" false }}
+{{- $_ := set $base "envoy" (dict "failOpen" false) }}
 {{- end }}
 {{- if and (include "gateway.envoyGateway" .) (not .Values.gateway.modeOverride) }}
 {{- $_ := set $base "streams" (dict "modeOverride" false) }}
