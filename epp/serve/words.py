@@ -5,6 +5,7 @@ import difflib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 _COMPLETION = """\
@@ -26,6 +27,15 @@ class WordsParser(argparse.ArgumentParser):
 
     commands: Mapping[str, Any] = {}
     """The commands of this parser, by name."""
+
+    def option(self, usage: str, text: str = argparse.SUPPRESS, **how: Any) -> None:
+        """Add an option or an argument, as the help shows it: `--policy FILE` is a path, `--json` a switch,
+        `file FILE` an argument. Without a text the help leaves it out. how: as in `add_argument`.
+        """
+        name, _, shown = usage.partition(" ")
+        kind = Path if shown in ("FILE", "DIR") else str
+        usual = {"metavar": shown, "type": kind} if shown else {"action": "store_true"}
+        self.add_argument(name, help=text, **usual | how)
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
