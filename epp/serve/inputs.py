@@ -50,7 +50,7 @@ def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
         require(config.kubernetes)
     sharing.require(config.sharing)
     if config.exact_mode is not None:
-        from epp.sources.kvevents import start as exact  # noqa: PLC0415 - nothing of exact mode is loaded without it
+        from epp.sources.kvevents import service as exact  # noqa: PLC0415 - nothing of exact mode is loaded without it
 
         exact.read_models(config.exact_mode)
     tracing.require(config.tracing)

@@ -33,9 +33,9 @@ for all of them.
 def exact_mode(config: Config, picker: Picker) -> ExactService | None:
     if config.exact_mode is None:
         return None
-    from epp.sources.kvevents import start  # noqa: PLC0415 - nothing of exact mode is loaded without it
+    from epp.sources.kvevents import service  # noqa: PLC0415 - nothing of exact mode is loaded without it
 
-    return start.make(picker, config.exact_mode)
+    return service.make(picker, config.exact_mode)
 
 
 def listen(config: Config, *, worker: int) -> Listen:

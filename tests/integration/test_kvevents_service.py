@@ -14,6 +14,7 @@ import zmq
 
 from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import DEFAULT_POLICY
+from epp.config.sections import ExactMode
 from epp.picker.decision import Question
 from epp.picker.picker import Picker
 from epp.request.parse import parse_request
@@ -22,7 +23,6 @@ from epp.sources.kvevents.exact import Exact, ModelSettings
 from epp.sources.kvevents.routed_prompts import RoutedPrompts
 from epp.sources.kvevents.sequence import Step
 from epp.sources.kvevents.service import ExactService
-from epp.sources.kvevents.sockets import EventSource
 from model_server.server.kv_publisher import KvEventSettings
 from model_server.server.serve import Server, listening
 from tests.harness.client import Client, http_client
@@ -82,9 +82,7 @@ class FollowedAddresses:
             for n, (name, address) in enumerate(addresses.items(), 1)
         ]
         self.picker.news.set_endpoints(endpoints, now=0.0)
-        self.service = ExactService(
-            self.picker, self.queue, exact, topic=topic, source=lambda e: EventSource("", "", e.kv_events, "")
-        )
+        self.service = ExactService(self.picker, self.queue, exact, ExactMode(models=(), topic=topic))
         self.service.set_endpoints(endpoints)
 
     def pick(self, text: str) -> EndpointName:

@@ -12,6 +12,7 @@ import pytest
 
 from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import DEFAULT_POLICY
+from epp.config.sections import ExactMode
 from epp.picker.decision import Question
 from epp.picker.picker import Picker
 from epp.request.parse import parse_request
@@ -20,7 +21,6 @@ from epp.sources.kvevents.language import FolderLanguage
 from epp.sources.kvevents.mapping import read_conversation
 from epp.sources.kvevents.routed_prompts import RoutedPrompts
 from epp.sources.kvevents.service import ExactService
-from epp.sources.kvevents.sockets import EventSource
 from tests.harness.processes import wait_until
 from tests.harness.tasks import running_task
 from tests.vllm_env import tiny_model
@@ -91,13 +91,7 @@ async def following_vllm(
     picker.subscribe(queue.on_event)
     picker.news.set_endpoints(endpoints, now=0.0)
     exact = Exact({"": settings}, max_blocks=10**5, max_chunks=10**4)
-    service = ExactService(
-        picker,
-        queue,
-        lambda: exact,
-        topic="kv-events",
-        source=lambda e: EventSource(e.model, e.incarnation, e.kv_events, e.kv_replay),
-    )
+    service = ExactService(picker, queue, lambda: exact, ExactMode(models=(), topic="kv-events"))
     service.set_endpoints(endpoints)
     async with running_task(service.run):
         running = FollowedServers(picker, service, exact, named)

@@ -24,7 +24,7 @@ from epp.sources.kvevents.decoding import (
     Stored,
     decode,
 )
-from epp.sources.kvevents.knowledge import Knowledge
+from epp.sources.kvevents.knowledge import Knowledge, KnownServer
 from epp.sources.kvevents.mapping import Language, UnmappedError, map_prompt
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
 from epp.sources.kvevents.sequence import Forget, Step
@@ -48,13 +48,14 @@ class ModelSettings:
 
 @dataclass(slots=True, eq=False)
 class _Model:
+    name: str
     settings: ModelSettings | None
     """None: the configuration does not name the model."""
-    state: ModelState = "waiting"
-    reason: str = "no event with tokens has come yet"
     hasher: BlockHasher | None = None
     """How the servers name blocks. None: no server has shown it yet."""
     block_tokens: int = 0
+    fault: str = ""
+    """Why the names of the last server that showed them are not ours."""
     checks: deque[tuple[float, EndpointName, Sequence[BlockName]]] = field(
         default_factory=lambda: deque(maxlen=_MAX_CHECKS)
     )
@@ -62,15 +63,20 @@ class _Model:
     prompts: Counter[str] = field(default_factory=lambda: Counter(mapped=0, matched=0, missed=0))
     """Numbers of prompts: mapped, matched or missed at their servers, or skipped for some other reason."""
 
-
-@dataclass(slots=True, eq=False)
-class _FollowedServer:
-    model: str
-    off: str = ""
-    """Why the server is not followed. Empty: it is followed."""
-    agreed: bool = False
-    """Whether the server names blocks as we do."""
-    events: int = 0
+    def state(self) -> tuple[ModelState, str]:
+        """Return the state and its reason."""
+        if self.settings is None:
+            return "off", f"no exactMode.models entry for {self.name or 'the model'}"
+        if self.hasher is None:
+            return ("off", self.fault) if self.fault else ("waiting", "no event with tokens has come yet")
+        if self.misses_in_a_row >= _MISSES_TO_DISTRUST:
+            return "off", (
+                f"no block of {self.misses_in_a_row} prompts in a row appeared at their servers: the tokenizer, chat "
+                "template or adapter paths differ from those of the servers"
+            )
+        if self.prompts["matched"]:
+            return "on", ""
+        return "checking", "no routed prompt has appeared in the events yet"
 
 
 class Exact:
@@ -84,7 +90,6 @@ class Exact:
         self.knowledge = Knowledge(max_chunks=max_chunks)
         """Others only read it."""
         self._models: dict[str, _Model] = {}
-        self._servers: dict[EndpointName, _FollowedServer] = {}
         self.malformed = 0
         """Number of messages that were no KV events."""
         self.last_error = ""
@@ -95,21 +100,17 @@ class Exact:
     def add(self, server: EndpointName, *, model: str) -> None:
         if model not in self._models:
             settings = self._settings.get(model) or self._settings.get("")
-            made = self._models[model] = _Model(settings)
-            if settings is None:
-                made.state, made.reason = "off", f"no exactMode.models entry for {model or 'the model'}"
-        self._servers[server] = _FollowedServer(model)
-        self.knowledge.add(server)
+            self._models[model] = _Model(model, settings)
+        self.knowledge.add(server, model=model)
 
     def drop(self, server: EndpointName) -> None:
-        model = self._servers.pop(server).model
-        self.knowledge.drop(server)
-        if all(known.model != model for known in self._servers.values()):
+        model = self.knowledge.drop(server).model
+        if all(known.model != model for known in self.knowledge.servers.values()):
             del self._models[model]
 
     def apply(self, server: EndpointName, steps: Iterable[Step], *, complete: bool, now: float) -> None:
         """Apply a server's messages, in order. complete: no message of this process is missing."""
-        known = self._servers[server]
+        known = self.knowledge.servers[server]
         for step in steps:
             match step:
                 case Forget.RESTART:
@@ -119,9 +120,9 @@ class Exact:
                     self.knowledge.forget(server)
                 case payload:
                     self._deliver(server, known, payload, now=now)
-        self.knowledge.servers[server].complete = complete and not known.off
+        known.complete = complete and not known.off
 
-    def _deliver(self, server: EndpointName, known: _FollowedServer, payload: bytes, *, now: float) -> None:
+    def _deliver(self, server: EndpointName, known: KnownServer, payload: bytes, *, now: float) -> None:
         try:
             events = decode(payload)
         except MalformedEventError:
@@ -142,10 +143,10 @@ class Exact:
             )
 
     def _switch_off(self, server: EndpointName, reason: str) -> None:
-        self._servers[server].off = reason
+        self.knowledge.servers[server].off = reason
         self.knowledge.forget(server)
 
-    def _compare(self, server: EndpointName, known: _FollowedServer, event: Stored) -> None:
+    def _compare(self, server: EndpointName, known: KnownServer, event: Stored) -> None:
         """Find out whether the server names blocks as we do."""
         model = self._models[known.model]
         if model.settings is None or not event.plain_tokens or not event.blocks or event.partial_attention:
@@ -165,19 +166,15 @@ class Exact:
                 known.agreed = True
                 if model.hasher is None:
                     model.hasher, model.block_tokens = hasher, size
-                    model.state, model.reason = "checking", "no routed prompt has appeared in the events yet"
                 return
-        self._switch_off(
-            server, f"its blocks are not named by {', '.join(tried)} from the configured hash seed"
-        )
-        if model.hasher is None:
-            model.state, model.reason = "off", known.off
+        model.fault = f"its blocks are not named by {', '.join(tried)} from the configured hash seed"
+        self._switch_off(server, model.fault)
 
     # -- prompts ---------------------------------------------------------------------------------------------
 
     def routed(self, routed: RoutedPrompt, *, now: float) -> None:
         """Called when a server has begun to answer a prompt."""
-        known = self._servers.get(routed.server)
+        known = self.knowledge.servers.get(routed.server)
         if known is None:
             return
         model = self._models[known.model]
@@ -185,7 +182,7 @@ class Exact:
             model.prompts["model"] += 1
         elif model.hasher is None:
             model.prompts["waiting"] += 1
-        elif model.state == "off" and (model.prompts["off"] + 1) % _LOOK_AGAIN:
+        elif model.state()[0] == "off" and (model.prompts["off"] + 1) % _LOOK_AGAIN:
             model.prompts["off"] += 1
         else:
             self._map(model, model.settings, model.hasher, routed, now=now)
@@ -224,7 +221,6 @@ class Exact:
                 model.checks.popleft()
                 model.prompts["matched"] += 1
                 model.misses_in_a_row = 0
-                model.state, model.reason = "on", ""
                 continue
             if due > now:
                 return
@@ -233,12 +229,6 @@ class Exact:
                 continue  # blocks that the server stored before its events were followed are not known
             model.prompts["missed"] += 1
             model.misses_in_a_row += 1
-            if model.misses_in_a_row >= _MISSES_TO_DISTRUST:
-                model.state = "off"
-                model.reason = (
-                    f"no block of {model.misses_in_a_row} prompts in a row appeared at their servers: the tokenizer, chat "
-                    "template or adapter paths differ from those of the servers"
-                )
 
     def findings(self, *, now: float) -> list[KvReport]:
         for model in self._models.values():
@@ -248,33 +238,30 @@ class Exact:
     # -- for people ------------------------------------------------------------------------------------------
 
     def models(self) -> dict[str, ExactModelStatus]:
+        judged = {name: (model, *model.state()) for name, model in self._models.items()}
         return {
             name: ExactModelStatus(
-                state=m.state,
-                reason=m.reason,
+                state=state,
+                reason=reason,
                 prompts=dict(m.prompts),
                 algorithm=m.hasher.algorithm if m.hasher is not None else "",
                 block_tokens=m.block_tokens,
             )
-            for name, m in self._models.items()
+            for name, (m, state, reason) in judged.items()
         }
 
     def servers(self) -> dict[EndpointName, ExactServerStatus]:
-        found = {}
-        for name, known in self._servers.items():
-            held = self.knowledge.servers[name]
-            found[name] = ExactServerStatus(
-                state="off" if known.off else "following" if held.complete else "partly",
+        return {
+            name: ExactServerStatus(
+                state="off" if known.off else "following" if known.complete else "partly",
                 reason=known.off,
-                blocks=len(held),
+                blocks=len(known),
                 events=known.events,
             )
-        return found
+            for name, known in self.knowledge.servers.items()
+        }
 
     def check_integrity(self) -> None:
         self.knowledge.check_integrity()
-        assert self.knowledge.servers.keys() == self._servers.keys()
-        assert self._models.keys() == {known.model for known in self._servers.values()}
-        for model in self._models.values():
-            assert len(model.checks) <= _MAX_CHECKS
-            assert model.state != "on" or model.prompts["matched"]
+        assert self._models.keys() == {known.model for known in self.knowledge.servers.values()}
+        assert all(len(model.checks) <= _MAX_CHECKS for model in self._models.values())

@@ -144,8 +144,9 @@ class ChunkTree:
         assert {b: set(nodes) for part in self._users.parts for b, nodes in part.items()} == used
 
 
-class ServerBlocks:
-    """The blocks that one server holds, by its own events. Copies are counted for each tier.
+class KnownServer:
+    """What is known of one server: the blocks that it holds, by its own events. Copies are counted for each
+    tier.
 
     A server stores equal blocks twice when equal requests run side by side, and sends an event for each copy
     that it removes. A block that moves to a slower tier is stored there before or after it leaves the faster
@@ -153,7 +154,13 @@ class ServerBlocks:
     before we listened) are ignored.
     """
 
-    def __init__(self, tree: ChunkTree) -> None:
+    def __init__(self, tree: ChunkTree, *, model: str = "") -> None:
+        self.model: Final = model
+        self.off = ""
+        """Why the server is not followed. Empty: it is followed."""
+        self.agreed = False
+        """Whether the server names blocks as we do."""
+        self.events = 0
         self.complete = False
         """Whether the server certainly lacks every block that it is not known to hold."""
         self._tree = tree
@@ -249,18 +256,18 @@ class Knowledge:
     def __init__(self, *, max_chunks: int) -> None:
         self.tree = ChunkTree(max_chunks=max_chunks)
         """Others only read it."""
-        self.servers: dict[EndpointName, ServerBlocks] = {}
-        """Callers change nothing in them but `complete`."""
+        self.servers: dict[EndpointName, KnownServer] = {}
+        """Callers change their blocks only here."""
         self.num_blocks = 0
         self._found: list[KvReport] = []
 
-    def add(self, server: EndpointName) -> None:
-        self.servers[server] = ServerBlocks(self.tree)
+    def add(self, server: EndpointName, *, model: str = "") -> None:
+        self.servers[server] = KnownServer(self.tree, model=model)
 
-    def drop(self, server: EndpointName) -> None:
+    def drop(self, server: EndpointName) -> KnownServer:
         """Stop following a server. There are no more findings about it."""
         self.forget(server)
-        del self.servers[server]
+        return self.servers.pop(server)
 
     def forget(self, server: EndpointName) -> None:
         """Called when nothing is known about the server any more: neither which blocks it holds nor which it

@@ -4,7 +4,7 @@ model's folder.
 This is the only module of the picker that knows `tokenizers` and `jinja2`, which come with an extra.
 Templates are rendered in jinja's sandbox with the functions and filters that Hugging Face's transformers
 gives them. Options of the server that change the rendering (another template on its command line, arguments
-for it) are settings. Caller: `start`.
+for it) are settings. Caller: `service`.
 """
 
 import json

@@ -7,8 +7,9 @@ loop that the thread uses are the queue of prompts, which is made for this, and 
 
 Exact mode improves the table, but the picker does not need it. An unexpected error, in the thread or in its
 findings, turns exact mode off and ends `run` with this error. The states show the reason. The picker goes on
-with its table as it is. The next `run` knows nothing of the previous one. Called by the composition root,
-which runs it again after a pause.
+with its table as it is. The next `run` knows nothing of the previous one. The composition root makes the
+service and runs it again after a pause. It imports this module only if the configuration asks for exact mode.
+The import raises ConfigError if a package is missing.
 """
 
 import asyncio
@@ -17,17 +18,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
-import zmq
-
+from epp.base.errors import ConfigError
 from epp.base.types import Endpoint, EndpointName
+from epp.config.sections import ExactMode
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.reported import ExactModelStatus, ExactServerStatus, ExactStatus, KvReport
-from epp.sources.kvevents.exact import Exact
+from epp.sources.kvevents.exact import Exact, ModelSettings
 from epp.sources.kvevents.routed_prompts import RoutedPrompts
 from epp.sources.kvevents.sequence import Step
-from epp.sources.kvevents.sockets import Context, EventSource, Followed, new_context
+
+try:
+    import zmq
+
+    from epp.sources.kvevents.language import FolderLanguage
+    from epp.sources.kvevents.sockets import Context, EventSource, Followed, new_context
+except ModuleNotFoundError as missing:
+    raise ConfigError(
+        f"exactMode: the package {missing.name} is not installed: pip install 'prefix-gateway[exact]'"
+    ) from missing
 
 _log = logging.getLogger(__name__)
 
@@ -41,25 +52,20 @@ _FINDINGS_A_PORTION: Final = 64
 _LOOK_EVERY_S: Final = 0.5
 """How often the thread looks for new servers, tries those again that it could not listen to, and writes the
 status."""
+_MOST_CHUNKS: Final = 100_000
+"""Most chunks of routed prompts to follow. A chunk takes about 1 KB of memory."""
 
 
 class ExactService:
-    """source: where a server publishes its events. None: nowhere."""
+    """`make_exact` is called at each run."""
 
     def __init__(
-        self,
-        picker: Picker,
-        queue: RoutedPrompts,
-        make_exact: Callable[[], Exact],
-        *,
-        topic: str,
-        source: Callable[[Endpoint], EventSource | None],
+        self, picker: Picker, queue: RoutedPrompts, make_exact: Callable[[], Exact], settings: ExactMode
     ) -> None:
         self._picker = picker
         self._queue = queue
         self._make_exact = make_exact
-        self._topic = topic
-        self.source = source
+        self._settings = settings
         self._wanted: Mapping[EndpointName, EventSource] = {}
         """The loop replaces this mapping as a whole, and the thread reads it."""
         self._exact: Exact
@@ -79,7 +85,7 @@ class ExactService:
         return self._queue.dropped
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
-        found = ((endpoint.name, self.source(endpoint)) for endpoint in endpoints)
+        found = ((endpoint.name, event_source(endpoint, self._settings)) for endpoint in endpoints)
         self._wanted = {name: source for name, source in found if source is not None}
 
     async def run(self) -> None:
@@ -170,7 +176,9 @@ class ExactService:
                 if name in followed:
                     followed[name].renew()
                 else:
-                    followed[name] = Followed(self._context, source, topic=self._topic, gaps=self._gaps)
+                    followed[name] = Followed(
+                        self._context, source, topic=self._settings.topic, gaps=self._gaps
+                    )
                     self._exact.add(name, model=source.model)
             except zmq.ZMQError as error:
                 self._unreachable[name] = f"{source.events}: {zmq.strerror(error.errno or 0)}"
@@ -213,3 +221,41 @@ def _log_changes(
         if was is None or (was.state, was.reason) != (one.state, one.reason):
             level = logging.WARNING if one.state == "off" else logging.INFO
             _log.log(level, "exact mode, %s %s: %s %s", what, name or "(any)", one.state, one.reason)
+
+
+def make(picker: Picker, settings: ExactMode) -> ExactService:
+    """Return the service. It listens to the picker from now on; `run` starts the rest."""
+    models, prompts = read_models(settings), RoutedPrompts()
+    picker.subscribe(prompts.on_event)
+
+    def exact() -> Exact:
+        return Exact(models, max_blocks=settings.max_blocks, max_chunks=_MOST_CHUNKS)
+
+    return ExactService(picker, prompts, exact, settings)
+
+
+def event_source(endpoint: Endpoint, settings: ExactMode) -> EventSource | None:
+    """Return where a server publishes its events. None: nowhere."""
+    rank = endpoint.rank or 0  # each rank publishes at the ports of rank 0 plus its number
+    host = f"[{endpoint.address.host}]" if ":" in endpoint.address.host else endpoint.address.host
+    events, replay = endpoint.kv_events, endpoint.kv_replay
+    if not events and settings.events_port:
+        events = f"tcp://{host}:{settings.events_port + rank}"
+        replay = f"tcp://{host}:{settings.replay_port + rank}" if settings.replay_port else ""
+    return EventSource(endpoint.model, endpoint.incarnation, events, replay) if events else None
+
+
+def read_models(settings: ExactMode) -> dict[str, ModelSettings]:
+    """Raises ConfigError if a tokenizer or a template is missing or cannot be read."""
+    models = {}
+    for n, one in enumerate(settings.models):
+        try:
+            language = FolderLanguage(
+                Path(one.tokenizer_folder),
+                template=Path(one.chat_template_file) if one.chat_template_file else None,
+                arguments=one.chat_template_arguments,
+            )
+        except ConfigError as error:
+            raise ConfigError(f"exactMode.models[{n}]: {error}") from error
+        models[one.model] = ModelSettings(language=language, seed=one.hash_seed, adapters=one.adapters)
+    return models

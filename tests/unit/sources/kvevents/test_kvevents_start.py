@@ -1,21 +1,18 @@
 """The `exactMode` section: settings that are refused, and the address of each server's events."""
 
-import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from epp.base.errors import ConfigError
 from epp.base.types import Address, Endpoint, EndpointName
-from epp.config.policy import DEFAULT_POLICY
+from epp.config.sections import ExactMode
 from epp.config.settings import load_config
-from epp.picker.picker import Picker
 from epp.sources.files.endpoints_file import load_endpoints
-from epp.sources.kvevents import start
-from epp.sources.kvevents.sockets import EventSource
-from tests.unit.sources.kvevents.a_language import write_language
+from epp.sources.kvevents import service
 
 
 def config_text(tmp_path: Path, exact: str) -> Path:
@@ -55,7 +52,7 @@ def test_a_missing_tokenizer_is_refused_at_start(tmp_path: Path) -> None:
     config = load_config(config_text(tmp_path, "{models: [{tokenizerFolder: /nowhere}]}"))
     assert config.exact_mode is not None
     with pytest.raises(ConfigError, match=r"exactMode\.models\[0\]: /nowhere/tokenizer.json: No such file"):
-        start.read_models(config.exact_mode)
+        service.read_models(config.exact_mode)
 
 
 @pytest.mark.slow
@@ -73,20 +70,18 @@ def test_without_the_section_no_module_of_exact_mode_is_loaded(tmp_path: Path) -
     assert done.stdout == "\n"
 
 
-def test_events_are_where_the_endpoint_says_or_at_the_configured_ports(tmp_path: Path) -> None:
-    folder = write_language(tmp_path / "model")
-    config = load_config(config_text(tmp_path, f"{{models: [{{tokenizerFolder: {folder}}}]}}"))
-    assert config.exact_mode is not None
-    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
-    source = start.make(picker, config.exact_mode).source
-    plain = Endpoint(EndpointName("a"), Address("10.0.0.1", 8000), model="m", incarnation="7")
-    assert source(plain) == EventSource("m", "7", "tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")
-    six = Endpoint(EndpointName("a"), Address("fd00::1", 8000))
-    assert source(six) == EventSource("", "", "tcp://[fd00::1]:5557", "tcp://[fd00::1]:5558")
-    rank = Endpoint(EndpointName("a"), Address("10.0.0.1", 8002), rank=2)
-    assert source(rank) == EventSource("", "", "tcp://10.0.0.1:5559", "tcp://10.0.0.1:5560")
-    own = Endpoint(EndpointName("a"), Address("10.0.0.1", 8000), rank=2, kv_events="ipc:///run/kv")
-    assert source(own) == EventSource("", "", "ipc:///run/kv", "")
+def test_events_are_where_the_endpoint_says_or_at_the_configured_ports() -> None:
+    def source(*address: Any, **fields: Any) -> tuple[str, ...]:
+        endpoint = Endpoint(EndpointName("a"), Address(*address), **fields)
+        found = service.event_source(endpoint, ExactMode(models=()))
+        assert found is not None
+        return found.model, found.incarnation, found.events, found.replay
+
+    plain = source("10.0.0.1", 8000, model="m", incarnation="7")
+    assert plain == ("m", "7", "tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")
+    assert source("fd00::1", 8000) == ("", "", "tcp://[fd00::1]:5557", "tcp://[fd00::1]:5558")
+    assert source("10.0.0.1", 8002, rank=2) == ("", "", "tcp://10.0.0.1:5559", "tcp://10.0.0.1:5560")
+    assert source("10.0.0.1", 8000, rank=2, kv_events="ipc:///run/kv") == ("", "", "ipc:///run/kv", "")
 
 
 def test_an_endpoints_file_may_name_where_events_are() -> None:
