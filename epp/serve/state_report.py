@@ -56,21 +56,16 @@ def endpoints_of(
 
 
 def _sharing(service: SharingService) -> shown.SharingStatus:
-    exchange, link = service.exchange, service.counts
-    received = exchange.listener.counts
+    counts = service.exchange.counts
     return shown.SharingStatus(
         connected=service.connected,
-        peers=exchange.listener.peers,
-        sent_events=exchange.num_sent,
-        dropped_events=exchange.dropped,
-        applied_events=received.events,
-        skipped={
-            "stale": received.stale,
-            "stranger": received.unknown_endpoints,
-            "malformed": link.malformed,
-        },
-        gaps=received.gaps,
-        errors=dict(link.errors),
+        peers=service.exchange.listener.peers,
+        sent_events=counts.sent,
+        dropped_events=counts.dropped,
+        applied_events=counts.applied,
+        skipped=dict(counts.skipped),
+        gaps=counts.gaps,
+        errors=dict(counts.errors),
     )
 
 

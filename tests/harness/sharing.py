@@ -26,6 +26,7 @@ class Sharer:
     def __init__(self, replica: Replica, service: SharingService) -> None:
         self.replica = replica
         self.service = service
+        self.counts = replica.exchange.counts
 
     @property
     def peers(self) -> int:

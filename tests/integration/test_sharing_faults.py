@@ -35,7 +35,7 @@ async def test_picks_go_on_through_a_fault_and_are_reported_when_it_is_over(
         async with faulty(server, fault, stack, directory=tmp_path):
             if fault != "loses its data":
                 await wait_until(
-                    lambda: one.service.counts.errors.total() > 0 and other.service.counts.errors.total() > 0,
+                    lambda: one.counts.errors.total() > 0 and other.counts.errors.total() > 0,
                     what="the fault is noticed",
                     timeout_s=60,
                 )
@@ -47,7 +47,7 @@ async def test_picks_go_on_through_a_fault_and_are_reported_when_it_is_over(
         if fault != "loses its data":
             await other.learns(text("meanwhile 49"))
             await one.learns(text("meanwhile too 49"))
-        assert one.replica.exchange.dropped == 0
+        assert one.counts.dropped == 0
         assert one.replica.in_flight_of_peers() == other.replica.in_flight_of_peers() == {}
 
 
@@ -59,13 +59,13 @@ async def test_a_redis_that_answers_late_delays_reports_and_nothing_else(tmp_pat
         sharing_over(Redis(url=address.url), outbox_bytes=2**16) as other,
     ):
         await met(one, other)
-        speaker, counts = one.replica.exchange, one.service.counts
+        speaker, counts = one.replica.exchange, one.counts
         for late_s, kind in ((0.5, "late"), (4.0, "too late")):
             address.late_s = late_s
             for n in range(600):
                 one.serve(text(f"{kind} {n}"))
             assert speaker.waiting_bytes <= 2**16
-            assert speaker.dropped > 0
+            assert speaker.counts.dropped > 0
             if kind == "late":
                 await other.learns(text("late 599"))
                 assert not counts.errors
@@ -97,8 +97,8 @@ async def test_after_a_failover_behind_one_address_pickers_find_the_new_master(t
         (stream,) = [key for key in await replica.do("KEYS", "*") if key.endswith(b":stream")]
         assert await replica.do("XLEN", stream) > 0
         for sharer in (one, other):
-            assert 1 <= sharer.service.counts.errors.total() <= 8, sharer.service.counts.errors
-            assert sharer.replica.exchange.dropped == 0
+            assert 1 <= sharer.counts.errors.total() <= 8, sharer.counts.errors
+            assert sharer.counts.dropped == 0
         assert address.accepted <= 12
 
 
@@ -111,7 +111,7 @@ async def test_a_node_that_is_not_the_right_one_gets_few_connections(tmp_path: P
     ):
         await wait_until(lambda: one.service.connected, what="the picker joins")
         await server.do("REPLICAOF", "127.0.0.1", free_port())
-        counts, speaker = one.service.counts, one.replica.exchange
+        counts, speaker = one.counts, one.replica.exchange
         for n in range(600):
             one.serve(text(str(n)))
         await wait_until(lambda: counts.errors.total() >= 8, what="several refusals", timeout_s=60)
@@ -119,7 +119,7 @@ async def test_a_node_that_is_not_the_right_one_gets_few_connections(tmp_path: P
         assert address.accepted <= 4 * counts.errors.total()
         await server.do("REPLICAOF", "NO", "ONE")
         await wait_until(lambda: one.service.connected, what="the picker is back", timeout_s=60)
-        await wait_until(lambda: not speaker.waiting, what="what waited is sent")
+        await wait_until(lambda: not speaker.waiting_bytes, what="what waited is sent")
 
 
 @pytest.mark.parametrize("kind", ["redis", "valkey"])
@@ -150,9 +150,7 @@ async def test_a_key_of_another_type_is_an_error_and_sharing_goes_on_without_it(
         await server.do("DEL", stream)
         await server.do("SET", stream, "in the way")
         async with sharing_over(redis) as two:
-            await wait_until(
-                lambda: two.service.counts.errors["refused"] > 0, what="the picker counts the error"
-            )
+            await wait_until(lambda: two.counts.errors["refused"] > 0, what="the picker counts the error")
             assert two.serve(text("p")).decision.chosen
             await server.do("DEL", stream)
             await wait_until(lambda: two.service.connected, what="the picker is connected")

@@ -38,7 +38,7 @@ async def test_pickers_learn_from_each_other_over_one_server(tmp_path: Path, kin
                 lambda: other.replica.in_flight_of_peers() == {pick.decision.chosen: 1},
                 what="the load of the other picker is known",
             )
-            assert not one.service.counts.errors
+            assert not one.counts.errors
 
 
 def seen_pool(sharer: Sharer, *, now: float) -> PoolStatus:
@@ -107,7 +107,7 @@ async def test_a_password_and_an_acl_user_are_read_from_files(tmp_path: Path) ->
             await both_ways(one, other, name="p")
         for bad in (Redis(url=server.url), Redis(url=server.url, password_file=str(wrong))):
             async with sharing_over(bad) as refused:
-                await wait_until(lambda s=refused: s.service.counts.errors["auth"] > 0, what="a refusal")  # type: ignore[misc]  # as above
+                await wait_until(lambda s=refused: s.counts.errors["auth"] > 0, what="a refusal")  # type: ignore[misc]  # as above
                 assert refused.serve(text("p")).decision.chosen
 
 
@@ -122,7 +122,7 @@ async def test_a_password_that_is_renewed_is_read_again(tmp_path: Path) -> None:
         await server.do("CONFIG", "SET", "requirepass", "new")
         server.password = "new"
         await server.do("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        await wait_until(lambda: one.service.counts.errors["auth"] > 2, what="the old password is refused")
+        await wait_until(lambda: one.counts.errors["auth"] > 2, what="the old password is refused")
         assert one.serve(text("p")).decision.chosen
         secret.write_text("new")
         await wait_until(lambda: one.service.connected, what="Redis lets the picker in again", timeout_s=60)
@@ -147,7 +147,7 @@ async def test_tls_is_verified_and_a_certificate_shown_where_one_is_asked_for(tm
         for bad in (untrusting, nameless, other_name):
             async with sharing_over(bad) as refused:
                 await wait_until(
-                    lambda s=refused: s.service.counts.errors.total() > 0,  # type: ignore[misc]  # as above
+                    lambda s=refused: s.counts.errors.total() > 0,  # type: ignore[misc]  # as above
                     what="the picker does not connect",
                 )
                 assert not refused.service.connected
@@ -225,11 +225,11 @@ async def test_pickers_whose_given_hash_secrets_differ_notice_and_share_nothing(
             other = await stack.enter_async_context(sharing_over(redis, secret=derived(b"other")))
             third = await stack.enter_async_context(sharing_over(redis, secret=made(b"a")))
             await wait_until(
-                lambda: bool(other.service.counts.errors["secret"]),
+                lambda: bool(other.counts.errors["secret"]),
                 what="the picker notices the other secret",
             )
             await wait_until(
-                lambda: bool(third.service.counts.errors["secret"]),
+                lambda: bool(third.counts.errors["secret"]),
                 what="the picker notices the other secret",
             )
             one.serve(text("p"))

@@ -41,6 +41,7 @@ from epp.sources.sharing.batches import (
     Batch,
     Event,
     Kept,
+    SharingCounts,
     channel_of,
     encode,
     identity_of,
@@ -66,7 +67,8 @@ class Exchange:
 
     def __init__(self, picker: Picker, *, me: bytes, outbox_bytes: int = OUTBOX_BYTES) -> None:
         self.picker = picker
-        self.listener = Listener(picker, me=me, timeout_s=PEER_TIMEOUT_S)
+        self.counts = SharingCounts()
+        self.listener = Listener(picker, self.counts, me=me, timeout_s=PEER_TIMEOUT_S)
         self._me = me
         self._limit_bytes = outbox_bytes
         self._events: deque[tuple[Event, int]] = deque()
@@ -78,15 +80,7 @@ class Exchange:
         self._newest = 0
         self._batches = 0
         self._sign_at = float("-inf")
-        self.dropped = 0
-        """Number of events for which the queue had no room."""
-        self.num_sent = 0
         picker.subscribe(self.on_event)
-
-    @property
-    def waiting(self) -> int:
-        """Number of events in the queue."""
-        return len(self._events)
 
     def channel(self, pool: str) -> str:
         """Return the channel of its peers. It changes with the policy's chunks and with the hash secret."""
@@ -124,7 +118,7 @@ class Exchange:
             events.append(event)
             taken_bytes += size_bytes
         self.waiting_bytes -= taken_bytes
-        self.num_sent += len(events)
+        self.counts.sent += len(events)
         self._batches += 1
         return encode(Batch(self._me, self._batches, milliseconds(now), events))
 
@@ -177,7 +171,7 @@ class Exchange:
             self._batches += 1
         while self.waiting_bytes > self._limit_bytes:
             self.waiting_bytes -= self._events.popleft()[1]
-            self.dropped += 1
+            self.counts.dropped += 1
 
     def check_integrity(self) -> None:
         assert self.waiting_bytes == sum(size_bytes for _, size_bytes in self._events)

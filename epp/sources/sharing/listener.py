@@ -37,6 +37,7 @@ from epp.sources.sharing.batches import (
     SharedOver,
     SharedProved,
     SharedTrouble,
+    SharingCounts,
     decode_batch,
     identity_of,
 )
@@ -73,26 +74,15 @@ class _Peer:
     open: dict[int, _OpenPick] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class ReceivedCounts:
-    events: int = 0
-    stale: int = 0
-    """Events left out because their endpoint lost its cache after they were sent, or is another process
-    now."""
-    unknown_endpoints: int = 0
-    """Events left out because this picker does not know their endpoints."""
-    gaps: int = 0
-
-
 class Listener:
-    def __init__(self, picker: Picker, *, me: bytes, timeout_s: float) -> None:
+    def __init__(self, picker: Picker, counts: SharingCounts, *, me: bytes, timeout_s: float) -> None:
         self._picker = picker
+        self._counts = counts
         self._me = me
         self._timeout_s = timeout_s
         self._peers: dict[bytes, _Peer] = {}
         self._spent = 0
         """Chunks applied in this portion."""
-        self.counts = ReceivedCounts()
 
     @property
     def peers(self) -> int:
@@ -143,7 +133,7 @@ class Listener:
 
     def _missed(self, peer: _Peer, *, now: float) -> None:
         """Release all requests of the peer, because batches are missing, perhaps with ends of requests."""
-        self.counts.gaps += 1
+        self._counts.gaps += 1
         self._release_all(peer, now=now)
 
     def _forget(self, who: bytes, *, now: float) -> None:
@@ -157,13 +147,13 @@ class Listener:
         match event:
             case SharedProved(_, number):
                 if (request := peer.open.get(number)) is not None:
-                    self.counts.events += 1
+                    self._counts.applied += 1
                     self._spent += len(request.guess.chain)
                     self._picker.guesses.prove(request.guess, now=now)
             case SharedOver():
                 request = peer.open.pop(event.number, None)
                 if request is not None:  # otherwise it began before this picker listened
-                    self.counts.events += 1
+                    self._counts.applied += 1
                     self._close(request, event, at=at, now=now, current=current)
             case SharedFatal(_, body_hash, strikes):
                 if current:
@@ -195,12 +185,12 @@ class Listener:
         """Return the endpoint of an event. None: this picker does not know this process; this is counted."""
         state = self._picker.fleet.get(EndpointName(name))
         if state is None:
-            self.counts.unknown_endpoints += 1
+            self._counts.skipped["stranger"] += 1
             return None
         if process != identity_of(state):
-            self.counts.stale += 1
+            self._counts.skipped["stale"] += 1
             return None
-        self.counts.events += 1
+        self._counts.applied += 1
         return state
 
     def _began(
@@ -216,7 +206,7 @@ class Listener:
         if len(peer.open) >= _MOST_OPEN:
             return
         if at < state.cold_at:
-            self.counts.stale += bool(chain)
+            self._counts.skipped["stale"] += bool(chain)
             chain, adapter = [], ""
         booking = Booking(tokens=event.tokens, booked_at=at)
         guess = self._picker.guesses.guess(state, chain, booking=booking, adapter=adapter)
@@ -228,7 +218,7 @@ class Listener:
     def _hold(self, state: EndpointState, chain: list[ChunkHash], *, at: float, now: float) -> None:
         self._spent += len(chain)
         if at < state.cold_at:
-            self.counts.stale += bool(chain)
+            self._counts.skipped["stale"] += bool(chain)
         elif chain:
             self._picker.caches.table.record(state.endpoint.name, chain, now=now)
 

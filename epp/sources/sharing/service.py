@@ -12,9 +12,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -42,12 +40,6 @@ _CANCEL_AGAIN_S: Final = 0.2
 _SPEAKER_BYTES: Final = 8
 
 
-@dataclass(slots=True)
-class LinkCounts:
-    malformed: int = 0
-    errors: Counter[str] = field(default_factory=Counter)
-
-
 class SharingService:
     """Call `run`. When it is cancelled, it closes the link."""
 
@@ -67,9 +59,8 @@ class SharingService:
         self._clock = clock
         self._channel = ""
         """The channel that this picker has joined."""
-        self._joined = asyncio.Event()
-        self._readable = asyncio.Event()
-        """Set when there are endpoints that batches can be about, or when the wait for them is over."""
+        self._joined = False
+        """Whether it has sent all that it had to say there."""
         self._unsent: bytes | None = None
         self._started = clock()
         self._agreed_at = float("-inf")
@@ -78,12 +69,11 @@ class SharingService:
         self.warm = False
         """Whether this picker knows what the others know, or the wait for it was long enough."""
         self._away: set[str] = set()
-        self.counts = LinkCounts()
 
     @property
     def connected(self) -> bool:
         """Whether neither sending nor reading fails."""
-        return self._joined.is_set() and not self._away
+        return self._joined and not self._away
 
     async def run(self) -> None:
         loops = (
@@ -116,8 +106,6 @@ class SharingService:
             exchange.listener.expire(now=now)
             if self._away or now - self._started >= _WARMUP_S:
                 self.warm = True
-            if len(exchange.picker.fleet) or self.warm:
-                self._readable.set()
             await asyncio.sleep(self._settings.flush_interval_seconds)
 
     async def _send(self) -> None:
@@ -132,12 +120,12 @@ class SharingService:
         await self._agree()
         channel = self.exchange.channel(self._settings.pool)
         if channel != self._channel:
-            self._joined.clear()
+            self._joined = False
             self.exchange.listener.forget_all(now=self._clock())
             await self._link.join(channel)
             self._channel, self._unsent = channel, None
         await self._flush()
-        self._joined.set()
+        self._joined = True
 
     async def _agree(self) -> None:
         """Compare the hash secret with the pool's: at first, and again from time to time, since a Redis may
@@ -149,7 +137,7 @@ class SharingService:
         self._agreed_at = self._clock()
         differs = not self.exchange.agree(shown)
         if differs:
-            self.counts.errors["secret"] += 1
+            self.exchange.counts.errors["secret"] += 1
         if differs and not self._secret_differs:
             _log.error(
                 "this picker has another hash secret than another picker of the pool, so the two share "
@@ -167,11 +155,12 @@ class SharingService:
             self._unsent = None
 
     async def _read(self) -> None:
-        await self._readable.wait()
         while True:
-            await self._joined.wait()
-            await self._retrying(_HEAR, self._read_once)
-            if self.warm:
+            # A picker without endpoints could use no batch.
+            readable = self._joined and (self.warm or len(self.exchange.picker.fleet))
+            if readable:
+                await self._retrying(_HEAR, self._read_once)
+            if self.warm or not readable:
                 # Others send at any moment. Reading several batches together costs a fraction.
                 await asyncio.sleep(self._settings.flush_interval_seconds)
 
@@ -184,7 +173,7 @@ class SharingService:
                     await asyncio.sleep(self._clock() - started)  # requests get as much time as the portion
                     started = self._clock()
             except MalformedBatchError as error:
-                self.counts.malformed += 1
+                self.exchange.counts.skipped["malformed"] += 1
                 _log.warning("skipped a batch of another picker: %s", error)
         if not batches or batches[-1].age_s < _CURRENT_S:
             self.warm = True
@@ -195,7 +184,7 @@ class SharingService:
             try:
                 await attempt()
             except LinkError as error:
-                self.counts.errors[error.reason] += 1
+                self.exchange.counts.errors[error.reason] += 1
                 if what not in self._away:
                     self._away.add(what)
                     _log.warning(

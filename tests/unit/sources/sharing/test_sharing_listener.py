@@ -53,7 +53,7 @@ def test_a_missing_batch_releases_what_came_before_and_costs_nothing_else() -> N
     one.send(now=10.0)
     one.pick(turn + text("q"), now=11.0)
     other.receive(one.send(now=11.0), now=11.0)
-    assert other.exchange.listener.counts.gaps == 1
+    assert other.exchange.counts.gaps == 1
     assert sum(other.in_flight_of_peers().values()) == 1, "only the request of the batch that was heard"
     assert other.matched(turn + text("q"), now=12.0) == one.matched(turn + text("q"), now=12.0)
 
@@ -73,7 +73,7 @@ def test_news_from_before_a_restart_does_not_restore_what_server_has_lost() -> N
     restarted(other, pick.decision.chosen, now=10.2)
     other.receive(said, now=10.3, age_s=0.3)
     assert other.matched(text("p"), now=10.3) == {}
-    assert other.exchange.listener.counts.stale == 1
+    assert other.exchange.counts.skipped["stale"] == 1
     one.pick(text("p"), now=10.4)
     other.receive(one.send(now=10.45), now=10.5, age_s=0.05)
     assert set(other.matched(text("p"), now=10.5)) == {pick.decision.chosen}
@@ -85,7 +85,7 @@ def test_news_of_another_process_of_the_same_name_is_ignored() -> None:
     one.pick(text("p"), now=10.0)
     other.receive(one.send(now=10.0), now=10.0)
     assert other.matched(text("p"), now=10.0) == {}
-    assert other.exchange.listener.counts.stale == 1
+    assert other.exchange.counts.skipped["stale"] == 1
 
 
 def test_a_restart_that_one_picker_sees_clears_all_tables_once() -> None:
@@ -111,7 +111,7 @@ def test_events_of_an_unknown_endpoint_are_only_counted() -> None:
         pick = one.pick(text(str(n)), now=1.0)
         one.end(pick, now=2.0)
     other.receive(one.send(now=2.0), now=2.0)
-    assert other.exchange.listener.counts.unknown_endpoints > 0
+    assert other.exchange.counts.skipped["stranger"] > 0
     assert other.in_flight_of_peers() == {}
 
 

@@ -81,7 +81,7 @@ async def test_link_that_fails_is_logged_once_and_missed_news_arrives_afterwards
         for sharer in (one, other):
             sharer.serve(text("meanwhile"))
             await wait_until(
-                lambda s=sharer: s.service.counts.errors["connection"] >= 6,  # type: ignore[misc]  # as above
+                lambda s=sharer: s.counts.errors["connection"] >= 6,  # type: ignore[misc]  # as above
                 what="several failures to send and to receive",
             )
         assert not one.service.connected
@@ -100,7 +100,7 @@ async def test_a_picker_is_warm_once_it_has_read_the_current_batches() -> None:
     link.age_s = 60.0
     async with sharing(link, settings=SETTINGS) as one:
         link.received.append(b"old")
-        await wait_until(lambda: one.service.counts.malformed == 1, what="the old batch is read")
+        await wait_until(lambda: one.counts.skipped["malformed"] == 1, what="the old batch is read")
         assert not one.service.warm
         link.age_s = 0.0
         await wait_until(lambda: one.service.warm, what="it is warm")
@@ -119,7 +119,7 @@ async def test_bytes_that_are_not_a_batch_are_counted_and_skipped(junk: bytes) -
     channel = Channel()
     async with sharing(MemoryLink(channel), settings=SETTINGS) as one:
         channel.links[0].received.append(junk)
-        await wait_until(lambda: one.service.counts.malformed == 1, what="the batch is skipped")
+        await wait_until(lambda: one.counts.skipped["malformed"] == 1, what="the batch is skipped")
         assert one.service.connected
 
 
