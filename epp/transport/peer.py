@@ -73,7 +73,7 @@ class Call:
 
     @property
     def is_open(self) -> bool:
-        return self._peer.connection.is_open(self.stream_id)
+        return self.stream_id in self._peer.connection.streams
 
     def waited_s(self) -> float:
         return self._peer.server.now() - self._peer.came_after
@@ -235,7 +235,7 @@ class Peer(asyncio.Protocol):
         data = connection.data_to_send()
         if data and not transport.is_closing():
             transport.write(data)
-        if connection.closing and connection.ends and self._closing_since == inf:
+        if connection.ends and self._closing_since == inf:
             self._closing_since = self.server.now()
             end_our_side(transport)
 

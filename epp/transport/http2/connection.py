@@ -26,6 +26,7 @@ from epp.transport.http2.frames import (
     Kind,
     Limits,
     MalformedRequestError,
+    check_field,
     read_u32,
     unpack_head,
 )
@@ -46,6 +47,7 @@ from epp.transport.http2.streams import Stream, StreamTable
 
 ALL: Final = 2**31
 _ANY: Final = -1
+_PREFACE: Final = -2
 _DATA: Final = Kind.DATA
 _CONTINUATION: Final = Kind.CONTINUATION
 _PADDED: Final = Flag.PADDED
@@ -63,18 +65,17 @@ class Connection:
         self._data = b""
         """The bytes that are not read yet. They begin at `_at`."""
         self._at = 0
-        self._preface_seen = False
-        self._only: int = Kind.SETTINGS
-        """The only kind of frames that may come now, or `_ANY`."""
+        self._awaited: int = _PREFACE
+        """The only thing that may come now: the preface, frames of one kind, or `_ANY` frame."""
+        self._awaited_since = now
         self._headers = HeaderReader(limits)
         self._table = StreamTable(limits, held, now=now)
-        self._streams = self._table.by_number
+        self.streams = self._table.by_number
+        """The open streams: an answer on another stream cannot reach the peer."""
         self._data_parts = DataParts(self._table)
-        self._control = Control(self._table, self._headers)
+        self._control = Control(self._table)
         self.pending = False
         """Whether `receive` stopped at its limit and must be called again."""
-        self.closing = False
-        """Whether we have begun to leave, or the connection is over."""
         self.over = ""
         """Why the connection must be closed. Empty: it need not be closed."""
         self.data_to_send = self._table.take
@@ -82,10 +83,6 @@ class Connection:
         self._table.out.append(frames.hello(limits))
 
     # -- for the owner ---------------------------------------------------------------------------------------
-
-    @property
-    def streams(self) -> int:
-        return len(self._streams)
 
     @property
     def unsent(self) -> int:
@@ -97,11 +94,7 @@ class Connection:
         """Whether the connection must be closed, because it is over, or the peer knows that we leave and no
         stream is open any more.
         """
-        return bool(self.over) or (self._control.left_for_good and not self._streams)
-
-    def is_open(self, stream_id: int) -> bool:
-        """Return whether an answer on this stream can still reach the peer."""
-        return stream_id in self._streams
+        return bool(self.over) or (self._control.left_for_good and not self.streams)
 
     def receive(self, data: bytes, *, now: float, limit: int = ALL) -> list[Event]:
         """Read received bytes in at most about `limit` steps. The rest stays for the next call."""
@@ -122,13 +115,13 @@ class Connection:
 
     def send(self, stream_id: int, message: bytes) -> None:
         """Send one message of the answer. Does nothing if the stream is gone."""
-        stream = self._streams.get(stream_id)
+        stream = self.streams.get(stream_id)
         if stream is not None and stream.end is None:
             self._table.message(stream, message)
 
     def end(self, stream_id: int, status: int = OK, details: str = "") -> None:
         """End the call. Does nothing if the stream is gone."""
-        stream = self._streams.get(stream_id)
+        stream = self.streams.get(stream_id)
         if stream is not None:
             self._table.end(stream, status, details)
 
@@ -136,7 +129,7 @@ class Connection:
         """Answer the next messages by `reply`, without events, as long as they come in whole frames and
         `reply` has an answer. Does nothing if the stream is gone.
         """
-        stream = self._streams.get(stream_id)
+        stream = self.streams.get(stream_id)
         if stream is not None and stream.answered and stream.declared is None:
             stream.reply = reply
 
@@ -144,7 +137,7 @@ class Connection:
         """Ask the peer to open no more streams. Once the peer has seen this, later streams are refused
         without another call.
         """
-        self._table.now, self.closing = now, True
+        self._table.now = now
         if not self.over:
             self._control.leave()
 
@@ -160,15 +153,15 @@ class Connection:
         if not self.over:
             self._table.now = now
             try:
+                self._check_beginning(now)
                 self._control.check(read_at=self._read_at)
             except FrameError as error:
                 self._fail(error.code, error.reason)
-            self.closing = self.closing or self._control.leaving
         return self._taken()
 
     def check_integrity(self) -> None:
         self._table.check_integrity()
-        assert not (self.over and self._streams)
+        assert not (self.over and self.streams)
 
     def _taken(self) -> list[Event]:
         """Take the events out of the table, since a body must not stay in memory until the next event."""
@@ -181,17 +174,17 @@ class Connection:
 
     def _read(self) -> None:
         """Read the received bytes until the steps are used up. Raises FrameError."""
-        if not self._preface_seen:
+        if self._awaited == _PREFACE:
             self._at = frames.preface_length(self._data)
-            self._preface_seen = self._at > 0
-            if not self._preface_seen:
+            if not self._at:
                 return
+            self._awaited = Kind.SETTINGS
         data, at, table = self._data, self._at, self._table
         end, most, parts = len(data), self._limits.max_frame_bytes, self._data_parts
         while table.steps > 0:
-            if parts.unfinished:
+            if parts.left:
                 at = parts.go_on(data, at)
-                if parts.unfinished:
+                if parts.left:
                     break
             start = at + HEAD_BYTES
             if start > end:
@@ -205,7 +198,7 @@ class Connection:
                 or after > end
                 or size > most
                 or flags & _PADDED
-                or self._only != _ANY
+                or self._awaited != _ANY
                 or not self._on_data(number, data, start, after, flags)
             ):
                 after = self._on_frame(kind, flags, number, data, start, size=size)
@@ -223,7 +216,7 @@ class Connection:
         """Read a frame that `_on_data` does not take. Its payload of `size` bytes begins at `at`. Returns
         where the rest begins, or -1 if too little has come.
         """
-        if self._only != _ANY:
+        if self._awaited != _ANY or kind == _CONTINUATION:
             self._check_order(kind, number)
         if size > self._limits.max_frame_bytes:
             raise FrameError(Code.FRAME_SIZE_ERROR, "frame_too_large")
@@ -244,15 +237,19 @@ class Connection:
             self._on_header_frame(kind, flags, number, data[at:end])
         else:
             self._control.receive(kind, flags, number, data[at:end])
-            self._only = _ANY  # If SETTINGS were awaited, they have come.
+            self._awaited = _ANY  # If SETTINGS were awaited, they have come.
         return end
 
     def _check_order(self, kind: int, number: int) -> None:
-        if self._only == Kind.SETTINGS:
-            if kind != Kind.SETTINGS:
-                raise FrameError(Code.PROTOCOL_ERROR, "no_settings")
-        elif kind != _CONTINUATION or number != self._headers.number:
-            raise FrameError(Code.PROTOCOL_ERROR, "broken_header_block")
+        if kind != self._awaited or (kind == _CONTINUATION and number != self._headers.number):
+            reason = "no_settings" if self._awaited == Kind.SETTINGS else "broken_header_block"
+            raise FrameError(Code.PROTOCOL_ERROR, reason)
+
+    def _check_beginning(self, now: float) -> None:
+        if self._awaited != _ANY and now - self._awaited_since > self._limits.beginning_s:
+            if self._awaited == _CONTINUATION:
+                raise FrameError(Code.ENHANCE_YOUR_CALM, "unfinished_headers")
+            raise FrameError(Code.PROTOCOL_ERROR, "no_hello")
 
     # -- effects of the frames -------------------------------------------------------------------------------
 
@@ -261,7 +258,7 @@ class Connection:
         or empty at the end of the stream, or has a reply, as the chunks of a full duplex answer. Returns
         whether the frame was taken.
         """
-        stream = self._streams.get(number)
+        stream = self.streams.get(number)
         if stream is None or stream.peer_ended or stream.declared is not None or stream.assembly is not None:
             return False
         size, table = end - at, self._table
@@ -272,21 +269,16 @@ class Connection:
             return True
         if size > stream.window or size > table.our_window or stream.end is not None:
             return False
-        if stream.reply is not None:
-            messages = stream.reply(data, at, end)
-            if messages is not None and table.send_whole(stream, messages):
-                table.our_window -= size
-                stream.window -= size
-                table.taken_in(stream, size)
-                return True
-        if size < PREFIX_BYTES or size > self._limits.max_message_bytes:
-            return False
-        if read_prefix(data, at) != (0, size - PREFIX_BYTES):
-            return False
+        answer = stream.reply(data, at, end) if stream.reply is not None else None
+        if answer is None or not table.send_whole(stream, answer):
+            if size < PREFIX_BYTES or size > self._limits.max_message_bytes:
+                return False
+            if read_prefix(data, at) != (0, size - PREFIX_BYTES):
+                return False
+            stream.reply = None
+            table.events.append(Message(number, data[at + PREFIX_BYTES : end]))
         table.our_window -= size
         stream.window -= size
-        stream.reply = None
-        table.events.append(Message(number, data[at + PREFIX_BYTES : end]))
         table.taken_in(stream, size)
         return True
 
@@ -295,9 +287,11 @@ class Connection:
             self._on_headers(number, payload, ends=flags & _END_STREAM != 0)
             return
         self._table.too_many("header_flood")
+        if kind == Kind.HEADERS:
+            self._awaited_since = self._table.now
         reader = self._headers
-        block = reader.join(kind, flags, number, payload, now=self._table.now)
-        self._only = _CONTINUATION if block is None else _ANY
+        block = reader.join(kind, flags, number, payload)
+        self._awaited = _CONTINUATION if block is None else _ANY
         if block is not None:
             self._on_headers(number, block, ends=reader.ends)
 
@@ -317,11 +311,11 @@ class Connection:
         request = self._headers.known.get(block) or self._headers.request(self._paid(block))
         if ends and request.declared_bytes:
             raise MalformedRequestError
-        if self._control.left_for_good or len(self._streams) >= self._limits.max_streams:
+        if self._control.left_for_good or len(self.streams) >= self._limits.max_streams:
             self._table.last_id = before if self._control.left_for_good else number
             self._table.stream_error(number, Code.REFUSED_STREAM, "too_many_streams")
             return
-        stream = self._streams[number] = Stream(number, window=self._limits.stream_window_bytes)
+        stream = self.streams[number] = Stream(number, window=self._limits.stream_window_bytes)
         stream.declared = request.declared_bytes
         if ends:
             stream.peer_ended = True
@@ -339,22 +333,23 @@ class Connection:
         return block
 
     def _on_trailers(self, number: int, block: bytes, *, ends: bool) -> None:
-        stream = self._streams.get(number)
+        fields = self._headers.decode(self._paid(block))
+        stream = self.streams.get(number)
         if stream is None or stream.peer_ended:
             self._table.unexpected(number, Kind.HEADERS)
-            self._headers.skip(self._paid(block))
             return
-        self._headers.trailers(self._paid(block))
+        for name, value in fields:
+            check_field(name, value)
         if not ends:
             self._table.stream_error(number, Code.PROTOCOL_ERROR, "second_headers")
         elif stream.declared:
             self._table.stream_error(number, Code.PROTOCOL_ERROR, "content_length")
         else:
-            self._data_parts.peer_ended(stream)
+            self._table.peer_ended(stream)
 
     def _fail(self, code: Code, reason: str) -> None:
         """End the connection."""
-        self.over, self.closing = reason, True
+        self.over = reason
         self._data, self._at, self.pending = b"", 0, False
         self._table.fail(code, reason)
         if reason != "closed":

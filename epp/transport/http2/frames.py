@@ -11,15 +11,13 @@ never reduce the table and keep its usual size, which is allowed.
 """
 
 import enum
-import functools
 import re
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
-from urllib.parse import quote
 
-from hpack import Decoder, Encoder, HPACKError, NeverIndexedHeaderTuple, OversizedHeaderListError
+from hpack import Decoder, HPACKError, OversizedHeaderListError
 from msgspec import Struct
 
 
@@ -45,10 +43,9 @@ class Limits:
     all_backlogs_bytes: int = 2**23
     """While more than this waits for the peer's windows on all streams, the window of the connection does not
     open either."""
-    hello_s: float = 10.0
-    """Longest time from the connection's start to the end of the client's preface and first SETTINGS."""
-    header_s: float = 10.0
-    """Longest time from a HEADERS frame to the end of its block."""
+    beginning_s: float = 10.0
+    """Longest time from the connection's start to the end of the client's preface and first SETTINGS, and
+    from a HEADERS frame to the end of its block."""
     message_s: float = 30.0
     """Longest time from the beginning of a gRPC message to its end."""
     stalled_s: float = 300.0
@@ -77,7 +74,6 @@ unpack_head: Final = struct.Struct(">HBBBL").unpack_from
 pack_head: Final = struct.Struct(">HBBBL").pack
 """Takes the same."""
 read_u32: Final = struct.Struct(">L").unpack_from
-read_setting: Final = struct.Struct(">HL").unpack_from
 
 
 class Kind:
@@ -162,6 +158,51 @@ class FrameError(Exception):
         self.reason = reason
 
 
+def preface_length(data: bytes) -> int:
+    """Return the length of the peer's preface in front of the received bytes. 0: the preface is not complete
+    yet. Raises FrameError if something else has come.
+    """
+    if not PREFACE.startswith(data[: len(PREFACE)]):
+        raise FrameError(Code.PROTOCOL_ERROR, "bad_preface")
+    return 0 if len(data) < len(PREFACE) else len(PREFACE)
+
+
+_RATES: Final = {
+    "rapid_reset": (10_000.0, 10_000.0),
+    "ping_flood": (2_000.0, 500.0),
+    "settings_flood": (50.0, 5.0),
+    "empty_frame_flood": (2_000.0, 200.0),
+    "unneeded_frame_flood": (2_000.0, 200.0),
+    "stream_error_flood": (1_000.0, 100.0),
+    "header_flood": (20_000.0, 5_000.0),
+}
+"""The tokens of each bucket at first and at most, and those that come back in a second. `rapid_reset`:
+clients that all leave at once may cause so many, and one core serves fewer. `header_flood`: blocks to decode
+and parts of blocks take one each, and one for 256 bytes.
+"""
+
+
+class Buckets:
+    """Some frames cost us little, but cost the peer even less (PING, SETTINGS, an empty DATA). Each such
+    frame takes a token from the bucket of its kind. Tokens come back with time. A peer that empties a bucket
+    is disconnected with ENHANCE_YOUR_CALM. The buckets are far larger than what Envoy, grpcio or a busy
+    client needs.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[str, tuple[float, float]] = {}
+        """The tokens of a bucket, and when they were counted."""
+
+    def take(self, what: str, tokens: float, *, now: float) -> None:
+        """Take tokens from the bucket `what`. Raises FrameError if there are too few."""
+        most, per_s = _RATES[what]
+        held, counted_at = self._left.get(what, (most, now))
+        left = min(most, held + (now - counted_at) * per_s) - tokens
+        self._left[what] = left, now
+        if left < 0.0:
+            raise FrameError(Code.ENHANCE_YOUR_CALM, what)
+
+
 def hello(limits: Limits) -> bytes:
     """Return our settings and the window of the connection, which must be sent first."""
     values = (
@@ -172,15 +213,6 @@ def hello(limits: Limits) -> bytes:
         (Setting.MAX_HEADER_LIST_SIZE, limits.max_header_bytes),
     )
     return settings(values) + window_update(0, limits.connection_window_bytes - DEFAULT_WINDOW)
-
-
-def preface_length(data: bytes) -> int:
-    """Return the length of the peer's preface in front of the received bytes. 0: the preface is not complete
-    yet. Raises FrameError if something else has come.
-    """
-    if not PREFACE.startswith(data[: len(PREFACE)]):
-        raise FrameError(Code.PROTOCOL_ERROR, "bad_preface")
-    return 0 if len(data) < len(PREFACE) else len(PREFACE)
 
 
 # -- header blocks -------------------------------------------------------------------------------------------
@@ -227,8 +259,6 @@ class HeaderReader:
         self.known: dict[bytes, Request] = {}
         """Requests by their blocks, which need not be decoded again. Empty unless the peer's table has size
         0, so that a block always means the same."""
-        self.since: float | None = None
-        """When the block began that is not complete yet. No other frame may come before its end."""
         self.number = 0
         """The stream of the latest block that came in parts."""
         self.ends = False
@@ -236,13 +266,11 @@ class HeaderReader:
         self._block = b""
         self._frames = 0
 
-    def join(self, kind: int, flags: int, number: int, payload: bytes, *, now: float) -> bytes | None:
+    def join(self, kind: int, flags: int, number: int, payload: bytes) -> bytes | None:
         """Add a HEADERS or CONTINUATION frame. Returns the block if it is complete. Raises FrameError."""
         if kind == Kind.HEADERS:
             self._block, self._frames = _unpadded(flags, payload), 1
-            self.number, self.ends, self.since = number, bool(flags & Flag.END_STREAM), now
-        elif self.since is None:
-            raise FrameError(Code.PROTOCOL_ERROR, "broken_header_block")
+            self.number, self.ends = number, bool(flags & Flag.END_STREAM)
         else:
             self._block += payload
             self._frames += 1
@@ -252,33 +280,25 @@ class HeaderReader:
             raise FrameError(Code.ENHANCE_YOUR_CALM, "header_list_too_large")
         if not flags & Flag.END_HEADERS:
             return None
-        block, self._block, self.since = self._block, b"", None
+        block, self._block = self._block, b""
         return block
 
     def request(self, block: bytes) -> Request:
         """Read the header block of a request that is not `known`. Raises MalformedRequestError."""
         pure = self._pure
-        request = read_request(self._decode(block))
+        request = read_request(self.decode(block))
         if pure and self._pure and len(block) <= _KEPT_BYTES:
             if len(self.known) >= _KEPT_BLOCKS:
                 self.known.clear()
             self.known[block] = request
         return request
 
-    def trailers(self, block: bytes) -> None:
-        """Read the block after a body, only to keep the decoder right. Raises MalformedRequestError."""
-        for name, value in self._decode(block):
-            _check_field(name, value)
-
-    def skip(self, block: bytes) -> None:
-        """Read a block of a stream that is gone."""
-        self._decode(block)
-
     @property
     def _pure(self) -> bool:
         return bool(self._decoder.header_table_size == 0)
 
-    def _decode(self, block: bytes) -> Sequence[tuple[bytes, bytes]]:
+    def decode(self, block: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return the fields of a block."""
         if _TOO_MANY_RESIZES(block):  # `hpack` would obey each of them
             raise FrameError(Code.COMPRESSION_ERROR, "unreadable_headers")
         try:
@@ -315,7 +335,7 @@ def read_request(fields: Iterable[tuple[bytes, bytes]]) -> Request:
                 raise MalformedRequestError("pseudo-header fields")
             pseudo[name] = value
             continue
-        _check_field(name, value)
+        check_field(name, value)
         if name == b"content-length" and found.get(name, value) != value:
             raise MalformedRequestError("content-length")
         found[name] = value
@@ -339,45 +359,9 @@ def _refuse_status(method: bytes, content_type: bytes) -> int:
     return 0 if method == b"POST" else 405
 
 
-def _check_field(name: bytes, value: bytes) -> None:
+def check_field(name: bytes, value: bytes) -> None:
+    """Check a field that is no pseudo-header field. Raises MalformedRequestError."""
     if not _NAME(name) or _BAD_VALUE(value) or value[:1] in (b" ", b"\t") or value[-1:] in (b" ", b"\t"):
         raise MalformedRequestError("field")
     if name in _OF_A_CONNECTION or (name == b"te" and value.lower() != b"trailers"):
         raise MalformedRequestError("connection-specific field")
-
-
-def encode(fields: Iterable[tuple[str, str]]) -> bytes:
-    """Return a header block without the dynamic table, so the same bytes mean the same on every
-    connection.
-    """
-    never = [NeverIndexedHeaderTuple(name.encode(), value.encode()) for name, value in fields]
-    return Encoder().encode(never, huffman=False)
-
-
-_PRINTABLE: Final = bytes(range(0x20, 0x7F)).replace(b"%", b"")
-"""The characters that `grpc-message` has as they are."""
-GRPC_RESPONSE: Final = encode(((":status", "200"), ("content-type", "application/grpc")))
-
-
-@functools.lru_cache(maxsize=64)
-def trailers(status: int, details: str, *, alone: bool) -> bytes:
-    """Return the trailers of a call. alone: no response headers were sent before them."""
-    fields = [(":status", "200"), ("content-type", "application/grpc")] if alone else []
-    fields.append(("grpc-status", str(status)))
-    if details:
-        fields.append(("grpc-message", quote(details, safe=_PRINTABLE)))
-    return encode(fields)
-
-
-_NO_CALL: Final = b"This port speaks gRPC alone: POST, with content-type application/grpc.\n"
-
-
-@functools.lru_cache(maxsize=16)
-def refusal(http_status: int) -> tuple[bytes, bytes]:
-    """Return the header block and the body of the answer to a stream that is not a gRPC call."""
-    fields = (
-        (":status", str(http_status)),
-        ("content-type", "text/plain"),
-        ("content-length", str(len(_NO_CALL))),
-    )
-    return encode(fields), _NO_CALL

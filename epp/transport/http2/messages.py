@@ -1,5 +1,5 @@
-"""gRPC messages in DATA frames (a head of five bytes, then the message), and the events that a connection
-gives to its owner. Pure.
+"""gRPC messages in DATA frames (a head of five bytes, then the message), the events that a connection gives
+to its owner, and the header blocks of answers. Pure.
 
 Borders of frames and of messages are independent. Each message that a frame leaves unfinished has an
 `Assembly`. An opened call ends exactly once: by `Gone`, or by the owner's own `end`.
@@ -7,12 +7,15 @@ Borders of frames and of messages are independent. Each message that a frame lea
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import quote
 
+from hpack import Encoder, NeverIndexedHeaderTuple
 from msgspec import Struct
 
 from epp.transport.http2.frames import Request
@@ -40,7 +43,6 @@ class BadMessageError(Exception):
     def __init__(self, status: int, details: str, *, reason: str) -> None:
         super().__init__(details)
         self.status = status
-        self.details = details
         self.reason = reason
 
 
@@ -95,8 +97,8 @@ class Assembly:
         self._holder = holder
         self._number = number
         self.began = now
-        self.lost = ""
-        """Why the bytes were thrown away. Empty: they were not."""
+        self.lost: BadMessageError | None = None
+        """Why the bytes were thrown away. None: they were not."""
         held.messages[self] = holder.messages[self] = None
         self._prefix = b""
         self._size = -1
@@ -107,8 +109,8 @@ class Assembly:
         """Add the bytes of `data[at:end]` that belong to this message. Returns where the rest begins. Raises
         BadMessageError.
         """
-        if self.lost:
-            raise self.torn()
+        if self.lost is not None:
+            raise self.lost
         if self._size < 0:
             stop = min(end, at + PREFIX_BYTES - len(self._prefix))
             self._prefix += data[at:stop]
@@ -121,8 +123,8 @@ class Assembly:
             self._bytes += memoryview(data)[at:stop]
             self._count(stop - at)
             self._held.make_room(self._holder)
-            if self.lost:
-                raise self.torn()
+            if self.lost is not None:
+                raise self.lost
         return stop
 
     def whole(self) -> bytes | None:
@@ -146,34 +148,25 @@ class Assembly:
     def lose(self, reason: str) -> None:
         """Throw away the bytes. The call ends with the next look at it."""
         self.drop()
-        self.lost = reason
+        text = "the message stayed unfinished for too long"
+        self.lost = BadMessageError(RESOURCE_EXHAUSTED, text, reason=reason)
         self._holder.torn.append(self._number)
-
-    def torn(self) -> BadMessageError:
-        """Return the error of a message whose bytes were thrown away."""
-        return BadMessageError(
-            RESOURCE_EXHAUSTED, "the message stayed unfinished for too long", reason=self.lost
-        )
 
 
 def message_bytes(data: bytes, at: int, *, max_bytes: int) -> int:
     """Return the length of the message whose prefix is at `at`. Raises BadMessageError if the message is
     refused.
     """
-    if data[at]:
-        if data[at] == 1:
-            raise BadMessageError(
-                UNIMPLEMENTED, "compressed messages are not supported; send identity", reason="compressed"
-            )
+    compressed, size = read_prefix(data, at)
+    if compressed == 1:
+        text = "compressed messages are not supported; send identity"
+        raise BadMessageError(UNIMPLEMENTED, text, reason="compressed")
+    if compressed:
         raise BadMessageError(INTERNAL, "the message's first byte is neither 0 nor 1", reason="bad_prefix")
-    size = int.from_bytes(data[at + 1 : at + PREFIX_BYTES])
     if size > max_bytes:
-        raise BadMessageError(
-            RESOURCE_EXHAUSTED,
-            f"a message of {size} bytes; at most {max_bytes} are taken",
-            reason="message_too_large",
-        )
-    return size
+        text = f"a message of {size} bytes; at most {max_bytes} are taken"
+        raise BadMessageError(RESOURCE_EXHAUSTED, text, reason="message_too_large")
+    return int(size)
 
 
 class Opened(Struct, frozen=True, gc=False):
@@ -214,3 +207,43 @@ Event = Opened | Message | HalfClosed | Gone | Fault
 def memory_bytes(event: Event) -> int:
     """Return about how much memory an event takes while it waits."""
     return 200 + (len(event.data) if type(event) is Message else 0)
+
+
+# -- header blocks of answers --------------------------------------------------------------------------------
+
+
+def encode(fields: Iterable[tuple[str, str]]) -> bytes:
+    """Return a header block without the dynamic table, so the same bytes mean the same on every connection.
+    The block sets the table to size 0, which is valid for any size that the peer allows.
+    """
+    never = [NeverIndexedHeaderTuple(name.encode(), value.encode()) for name, value in fields]
+    return b"\x20" + Encoder().encode(never, huffman=False)
+
+
+_PRINTABLE: Final = bytes(range(0x20, 0x7F)).replace(b"%", b"")
+"""The characters that `grpc-message` has as they are."""
+GRPC_RESPONSE: Final = encode(((":status", "200"), ("content-type", "application/grpc")))
+
+
+@functools.lru_cache(maxsize=64)
+def trailers(status: int, details: str, *, alone: bool) -> bytes:
+    """Return the trailers of a call. alone: no response headers were sent before them."""
+    fields = [(":status", "200"), ("content-type", "application/grpc")] if alone else []
+    fields.append(("grpc-status", str(status)))
+    if details:
+        fields.append(("grpc-message", quote(details, safe=_PRINTABLE)))
+    return encode(fields)
+
+
+_NO_CALL: Final = b"This port speaks gRPC alone: POST, with content-type application/grpc.\n"
+
+
+@functools.lru_cache(maxsize=16)
+def refusal(http_status: int) -> tuple[bytes, bytes]:
+    """Return the header block and the body of the answer to a stream that is not a gRPC call."""
+    fields = (
+        (":status", str(http_status)),
+        ("content-type", "text/plain"),
+        ("content-length", str(len(_NO_CALL))),
+    )
+    return encode(fields), _NO_CALL

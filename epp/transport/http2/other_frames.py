@@ -4,24 +4,23 @@ that carry no part of a call (SETTINGS, PING, GOAWAY, PRIORITY, RST_STREAM and u
 leaving, and the time limits of one connection. Pure; called by `connection`.
 """
 
+import struct
+from itertools import takewhile
 from typing import Final
 
 from epp.transport.http2 import frames
-from epp.transport.http2.frames import Code, Flag, FrameError, HeaderReader, Kind, Setting
-from epp.transport.http2.messages import (
-    INTERNAL,
-    PREFIX_BYTES,
-    Assembly,
-    BadMessageError,
-    Message,
-    message_bytes,
-)
+from epp.transport.http2.frames import Code, Flag, FrameError, Kind, Setting
+from epp.transport.http2.messages import PREFIX_BYTES, Assembly, BadMessageError, Message, message_bytes
 from epp.transport.http2.streams import Stream, StreamTable
 
 _DRAINING: Final = b"draining"
 _ARE_YOU_THERE: Final = b"quiet..."
-_FRAME_BYTES: Final = {Kind.RST_STREAM: 4, Kind.PING: 8, Kind.WINDOW_UPDATE: 4}
 _OF_THE_CONNECTION: Final = frozenset((Kind.SETTINGS, Kind.PING, Kind.GOAWAY))
+_OF_A_STREAM: Final = frozenset((Kind.PRIORITY, Kind.RST_STREAM))
+_FRAME_BYTES: Final = {Kind.PRIORITY: 5, Kind.RST_STREAM: 4, Kind.PING: 8, Kind.WINDOW_UPDATE: 4}
+_BUCKETS: Final = {Kind.SETTINGS: "settings_flood", Kind.PING: "ping_flood"}
+"""The bucket of each kind. RST_STREAM takes a token only if its call was not answered. All kinds that mean
+nothing to us have one bucket."""
 
 
 class DataParts:
@@ -31,91 +30,76 @@ class DataParts:
 
     def __init__(self, streams: StreamTable) -> None:
         self._streams = streams
-        self.unfinished = False
-        """Whether bytes of the current frame are still to come."""
-        self._left = 0
-        """Bytes still missing from the body of the frame."""
+        self.left = 0
+        """How many bytes of the current frame are still to come."""
         self._padding = 0
-        """Bytes to skip after the body."""
+        """How many bytes at the end of the frame do not belong to the body."""
         self._into: Stream | None = None
         """The stream of the frame. None: the frame belongs to no stream and is skipped."""
         self._into_size = 0
+        """How many bytes of our windows the frame takes."""
         self._into_ends = False
 
     def begin(self, data: bytes, at: int, *, size: int, flags: int, number: int) -> int:
         """Take a frame, or its beginning. Its payload of `size` bytes begins at `at`. Returns where the rest
         begins, or -1 if too little has come.
         """
-        padding = 0
+        start, padding = at, 0
         if flags & Flag.PADDED:
             if at == len(data) and size:
                 return -1
-            padding = data[at] + 1 if size else 1
-            if padding > size:
+            start, padding = at + 1, data[at] if size else 0
+            if padding >= size:
                 raise FrameError(Code.PROTOCOL_ERROR, "bad_padding")
-            at += 1
-        self._begin(number, size, padding=padding, ends=bool(flags & Flag.END_STREAM))
-        self._left = size - padding
-        self._padding = max(0, padding - 1)
-        return self.go_on(data, at)
+        self.left, self._padding = size - (start - at), padding
+        self._into_size, self._into_ends = size, bool(flags & Flag.END_STREAM)
+        self._into = self._stream(number, size, body=self.left - padding)
+        return self.go_on(data, start)
 
     def skip(self, size: int) -> None:
         """Skip the next bytes, which are the payload of an unknown frame."""
-        self._padding, self._into_size = size, 0
-        self.unfinished = size > 0
+        self.left, self._padding = size, 0
+        self._into, self._into_size, self._into_ends = None, 0, False
 
     def go_on(self, data: bytes, at: int) -> int:
         """Read more of the unfinished frame. Returns where the rest begins."""
-        end = len(data)
-        if self._left:
-            begin, stop = at, min(end, at + self._left)
-            if at < stop:
-                at = self._part(data, at, stop)
-            self._left -= at - begin
-        if self._padding and not self._left:
-            stop = min(end, at + self._padding)
-            self._padding -= stop - at
-            at = stop
-        self.unfinished = self._left > 0 or self._padding > 0
-        if not self.unfinished:
+        after = min(len(data), at + self.left)
+        body_end = min(after, at + self.left - self._padding)
+        if at < body_end:
+            read = self._part(data, at, body_end)
+            after = read if read < body_end else after
+        self.left -= after - at
+        if not self.left:
             self._end()
-        return at
+        return after
 
-    def peer_ended(self, stream: Stream) -> None:
-        """Called when the peer has sent END_STREAM and everything before it."""
-        if stream.assembly is None:
-            self._streams.peer_ended(stream)
-        else:
-            self._streams.give_up(stream, INTERNAL, "the stream ended within a message", reason="cut_message")
-
-    def _begin(self, number: int, size: int, *, padding: int, ends: bool) -> None:
-        """Count a frame of `size` bytes, `padding` of which do not belong to the body."""
-        streams = self._streams
+    def _stream(self, number: int, size: int, *, body: int) -> Stream | None:
+        """Count a frame of `size` bytes, `body` of which belong to the body. Returns its stream."""
+        streams, ends = self._streams, self._into_ends
         streams.count(size)
+        if not size and not ends:
+            streams.too_many("empty_frame_flood")
         stream = streams.by_number.get(number)
         if stream is None or stream.peer_ended:
             streams.unexpected(number, Kind.DATA)
-            stream = None
-        elif size > stream.window:
+            return None
+        if size > stream.window:
             streams.stream_error(number, Code.FLOW_CONTROL_ERROR, "window_overrun")
-            stream = None
-        else:
-            stream.window -= size
-            if stream.declared is not None:
-                stream.declared -= size - padding
-                if stream.declared < 0 or (stream.declared and ends):
-                    streams.stream_error(number, Code.PROTOCOL_ERROR, "content_length")
-                    stream = None
-        if not size and not ends:
-            streams.too_many("empty_frame_flood")
-        self._into, self._into_size, self._into_ends = stream, size, ends
+            return None
+        stream.window -= size
+        if stream.declared is not None:
+            stream.declared -= body
+            if stream.declared < 0 or (stream.declared and ends):
+                streams.stream_error(number, Code.PROTOCOL_ERROR, "content_length")
+                return None
+        return stream
 
     def _part(self, data: bytes, at: int, end: int) -> int:
         """Add bytes of the body, and report the gRPC messages that they complete. Returns where the rest
         begins, if the steps are used up.
         """
         stream, streams = self._into, self._streams
-        if stream is None or stream.end is not None or not stream.open:
+        if stream is None or stream.end is not None or stream.number not in streams.by_number:
             return end
         stream.reply = None
         most, events = streams.limits.max_message_bytes, streams.events
@@ -140,16 +124,16 @@ class DataParts:
                     stream.assembly = None
                     events.append(Message(stream.number, message))
         except BadMessageError as error:
-            streams.give_up(stream, error.status, error.details, reason=error.reason)
+            streams.give_up(stream, error)
             return end
         return at
 
     def _end(self) -> None:
         stream, self._into = self._into, None
-        gone = stream is None or not stream.open
-        if self._into_ends and stream is not None and not gone:
-            self.peer_ended(stream)
-        self._streams.taken_in(None if gone else stream, self._into_size)
+        stream = stream and self._streams.by_number.get(stream.number)
+        if stream is not None and self._into_ends:
+            self._streams.peer_ended(stream)
+        self._streams.taken_in(stream, self._into_size)
 
 
 class Control:
@@ -157,57 +141,44 @@ class Control:
     FrameError.
     """
 
-    def __init__(self, streams: StreamTable, headers: HeaderReader) -> None:
+    def __init__(self, streams: StreamTable) -> None:
         self._limits = streams.limits
         self._streams = streams
-        self._headers = headers
-        self._started = streams.now
         self._asked_at: float | None = None
         """When a quiet peer got a PING that it has not answered."""
         self._used_at = streams.now
         """When the last check found a stream that was open, or had been since the check before it."""
         self._used_id = streams.last_id
-        self.settings_seen = False
-        """The preface of the peer is complete: its first SETTINGS have come."""
-        self.leaving = False
+        self._leaving = False
         """The peer was asked to open no more streams."""
         self.left_for_good = False
         """The peer knows that streams which it opens from now on are refused."""
 
     def leave(self) -> None:
         """Ask the peer to open no more streams. Idempotent."""
-        if not self.leaving:
-            self.leaving = True
+        if not self._leaving:
+            self._leaving = True
             self._streams.out.append(frames.goaway(frames.MAX_STREAM_ID, Code.NO_ERROR))
             self._streams.out.append(frames.frame(Kind.PING, _DRAINING))
 
     def receive(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Handle a frame of any kind but DATA, HEADERS, CONTINUATION and a correct WINDOW_UPDATE."""
-        if kind in _OF_THE_CONNECTION and number:
+        if kind in (_OF_THE_CONNECTION if number else _OF_A_STREAM):
             raise FrameError(Code.PROTOCOL_ERROR, "bad_stream_number")
         if len(payload) != _FRAME_BYTES.get(kind, len(payload)):
             raise FrameError(Code.FRAME_SIZE_ERROR, "bad_frame_size")
+        if kind == Kind.PUSH_PROMISE:
+            raise FrameError(Code.PROTOCOL_ERROR, "push_promise")
         if kind == Kind.RST_STREAM:
             self._on_reset(number)
-        elif kind == Kind.PING:
+            return
+        self._streams.too_many(_BUCKETS.get(kind, "unneeded_frame_flood"))
+        if kind == Kind.PING:
             self._on_ping(flags, payload)
         elif kind == Kind.SETTINGS:
             self._on_settings(flags, payload)
-        elif kind == Kind.PRIORITY:
-            self._on_priority(number, payload)
-        elif kind == Kind.GOAWAY:
-            self._on_goaway(payload)
-        elif kind == Kind.PUSH_PROMISE:
-            raise FrameError(Code.PROTOCOL_ERROR, "push_promise")
-        else:
-            self._streams.too_many("unneeded_frame_flood")
-
-    def _on_priority(self, number: int, payload: bytes) -> None:
-        self._streams.too_many("unneeded_frame_flood")
-        if not number:
-            raise FrameError(Code.PROTOCOL_ERROR, "bad_stream_number")
-        if len(payload) != 5:
-            self._streams.stream_error(number, Code.FRAME_SIZE_ERROR, "bad_frame_size")
+        elif kind == Kind.GOAWAY and len(payload) < 8:
+            raise FrameError(Code.FRAME_SIZE_ERROR, "bad_frame_size")
 
     def _on_reset(self, number: int) -> None:
         stream = self._streams.by_number.get(number)
@@ -221,67 +192,49 @@ class Control:
     def _on_settings(self, flags: int, payload: bytes) -> None:
         if len(payload) % 6 or (flags & Flag.ACK and payload):
             raise FrameError(Code.FRAME_SIZE_ERROR, "bad_frame_size")
-        self._streams.too_many("settings_flood")
-        self.settings_seen = True
         if flags & Flag.ACK:
             return
-        values = dict(frames.read_setting(payload, at) for at in range(0, len(payload), 6))
+        streams, values = self._streams, dict(struct.iter_unpack(">HL", payload))
         if values.get(Setting.ENABLE_PUSH, 0) > 1:
             raise FrameError(Code.PROTOCOL_ERROR, "bad_setting")
-        frame_bytes = values.get(Setting.MAX_FRAME_SIZE, self._streams.frame_bytes)
+        frame_bytes = values.get(Setting.MAX_FRAME_SIZE, streams.frame_bytes)
         if not frames.DEFAULT_FRAME_BYTES <= frame_bytes <= frames.MAX_FRAME_BYTES:
             raise FrameError(Code.PROTOCOL_ERROR, "bad_setting")
-        self._streams.frame_bytes = frame_bytes
-        window = values.get(Setting.INITIAL_WINDOW_SIZE, self._streams.initial_window)
+        streams.frame_bytes = frame_bytes
+        window = values.get(Setting.INITIAL_WINDOW_SIZE, streams.initial_window)
         if window > frames.MAX_WINDOW:
             raise FrameError(Code.FLOW_CONTROL_ERROR, "bad_setting")
-        self._streams.out.append(frames.SETTINGS_ACK)
-        if window != self._streams.initial_window:
-            self._streams.steps -= len(self._streams.by_number) >> 4
-            self._streams.widen_all(window)
+        streams.out.append(frames.SETTINGS_ACK)
+        if window != streams.initial_window:
+            streams.steps -= len(streams.by_number) >> 4
+            streams.widen_all(window)
 
     def _on_ping(self, flags: int, payload: bytes) -> None:
-        self._streams.too_many("ping_flood")
         if not flags & Flag.ACK:
-            self._streams.out.append(frames.pack_head(0, len(payload), Kind.PING, Flag.ACK, 0) + payload)
-        elif payload == _DRAINING and self.leaving and not self.left_for_good:
+            self._streams.out.append(frames.frame(Kind.PING, payload, flags=Flag.ACK))
+        elif payload == _DRAINING and self._leaving and not self.left_for_good:
             # Second step: streams that the peer opens from now on are refused.
             self.left_for_good = True
             self._streams.out.append(frames.goaway(self._streams.last_id, Code.NO_ERROR))
 
-    def _on_goaway(self, payload: bytes) -> None:
-        """Called when the peer opens no more streams. Its open streams continue."""
-        self._streams.too_many("unneeded_frame_flood")
-        if len(payload) < 8:
-            raise FrameError(Code.FRAME_SIZE_ERROR, "bad_frame_size")
-
     def check(self, *, read_at: float) -> None:
         """Check all limits at `streams.now`. read_at: when the peer's last bytes were read."""
         now = self._streams.now
-        self._check_hello(now)
         self._check_calls(now)
         self._check_quiet(now, read_at=read_at)
         self._check_idle(now)
 
-    def _check_hello(self, now: float) -> None:
-        if not self.settings_seen and now - self._started > self._limits.hello_s:
-            raise FrameError(Code.PROTOCOL_ERROR, "no_hello")
-        since = self._headers.since
-        if since is not None and now - since > self._limits.header_s:
-            raise FrameError(Code.ENHANCE_YOUR_CALM, "unfinished_headers")
-
     def _check_calls(self, now: float) -> None:
-        streams = self._streams
+        streams, limits = self._streams, self._limits
         torn, streams.unfinished.torn = streams.unfinished.torn, []
         for stream in filter(None, map(streams.by_number.get, torn)):
-            if stream.assembly is not None:  # The call waits for the rest of a message that was thrown away.
-                error = stream.assembly.torn()
-                streams.give_up(stream, error.status, error.details, reason=error.reason)
-        for stream in [s for s in streams.lingering.values() if s.lingers_until and s.lingers_until <= now]:
+            if stream.assembly is not None and stream.assembly.lost is not None:
+                streams.give_up(stream, stream.assembly.lost)
+        for stream in _since(now - limits.linger_s, streams.lingering):
             streams.send_reset(stream.number, Code.NO_ERROR)
             streams.forget(stream)
-        for stream in streams.stalled(now - self._limits.stalled_s):
-            self._streams.stream_error(stream.number, Code.CANCEL, "window_never_opened")
+        for stream in _since(now - limits.stalled_s, streams.stalled):
+            streams.stream_error(stream.number, Code.CANCEL, "window_never_opened")
 
     def _check_quiet(self, now: float, *, read_at: float) -> None:
         """Send a quiet peer a PING: if it has disappeared, its streams would stay open for ever."""
@@ -302,3 +255,8 @@ class Control:
             raise FrameError(Code.NO_ERROR, "peer_gone")
         elif now - self._used_at > limits.idle_s:
             self.leave()
+
+
+def _since(time: float, waiting: dict[Stream, float]) -> list[Stream]:
+    """Return the streams that have waited since that time or longer. They come first."""
+    return list(takewhile(lambda stream: waiting[stream] <= time, waiting))

@@ -2,30 +2,18 @@
 ends, and the faults of the peer. Pure; called by `connection` for each frame of a call.
 
 A stream is open until the table forgets it. The server opens no streams.
-
-Some frames cost us little, but cost the peer even less (PING, SETTINGS, an empty DATA). Each such frame takes
-a token from the bucket of its kind. Tokens come back with time. A peer that empties a bucket is disconnected
-with ENHANCE_YOUR_CALM. The buckets are far larger than what Envoy, grpcio or a busy client needs.
 """
 
 from collections import OrderedDict
-from itertools import takewhile
 from typing import Final
 
 from epp.transport.http2 import frames
-from epp.transport.http2.frames import (
-    GRPC_RESPONSE,
-    Code,
-    Flag,
-    FrameError,
-    Kind,
-    Limits,
-    pack_head,
-    refusal,
-    trailers,
-)
+from epp.transport.http2.frames import Buckets, Code, Flag, FrameError, Kind, Limits, pack_head
 from epp.transport.http2.messages import (
+    GRPC_RESPONSE,
+    INTERNAL,
     Assembly,
+    BadMessageError,
     Event,
     Fault,
     Gone,
@@ -34,39 +22,23 @@ from epp.transport.http2.messages import (
     Holder,
     Reply,
     pack_prefix,
+    refusal,
+    trailers,
 )
 
 _LATELY: Final = 1_000
-_SHRINK_TABLE: Final = b"\x20"
-"""HPACK: sets our dynamic table to size 0. In front of our first block this is valid for any size that the
-peer allows."""
-_RATES: Final = {
-    "rapid_reset": (10_000.0, 10_000.0),
-    "ping_flood": (2_000.0, 500.0),
-    "settings_flood": (50.0, 5.0),
-    "empty_frame_flood": (2_000.0, 200.0),
-    "unneeded_frame_flood": (2_000.0, 200.0),
-    "stream_error_flood": (1_000.0, 100.0),
-    "header_flood": (20_000.0, 5_000.0),
-}
-"""The tokens of each bucket at first and at most, and those that come back in a second. `rapid_reset`:
-clients that all leave at once may cause so many, and one core serves fewer. `header_flood`: blocks to decode
-and parts of blocks take one each, and one for 256 bytes.
-"""
 
 
 class Stream:
     """One open stream. Windows are in bytes. They may be negative if the peer has reduced its own."""
 
     __slots__ = (
-        "answered", "assembly", "backlog", "credit", "declared", "end", "lingers_until", "number",
-        "open", "peer_credit", "peer_ended", "reply", "stalled_since", "window",
+        "answered", "assembly", "backlog", "credit", "declared", "end", "number", "peer_credit", "peer_ended",
+        "reply", "window",
     )  # fmt: skip
 
     def __init__(self, number: int, *, window: int) -> None:
         self.number = number
-        self.open = True
-        """Whether the table has the stream."""
         self.peer_ended = False
         """Whether the peer has sent everything (half-closed, remote)."""
         self.window = window
@@ -90,9 +62,6 @@ class Stream:
         order of the messages."""
         self.declared: int | None = None
         """Bytes still to come by Content-Length. None: any number."""
-        self.stalled_since: float | None = None
-        self.lingers_until: float | None = None
-        """If we refused the call: until when the peer may go on sending. These bytes are thrown away."""
 
     def drop_assembly(self) -> None:
         if self.assembly is not None:
@@ -125,8 +94,11 @@ class StreamTable:
         self.out: list[bytes] = []
         """The frames to be written, in the order of the wire."""
         self.by_number: dict[int, Stream] = {}
-        self.lingering: dict[int, Stream] = {}
-        """Refused streams whose peers have not ended them yet."""
+        self.lingering: dict[Stream, float] = {}
+        """Refused streams whose peers have not ended them yet, with the time of the refusal. What the peers
+        send there is thrown away."""
+        self.stalled: dict[Stream, float] = {}
+        """Streams that wait for either window, with the time since when. The longest waiting come first."""
         self.unfinished = Holder()
         self.lately: dict[int, None] = {}
         """Streams that we reset a short time ago. Frames that the peer sent before it knew of the reset are
@@ -145,13 +117,9 @@ class StreamTable:
         self._credit = 0
         self._step = limits.connection_window_bytes // 2
         self._stream_step = limits.stream_window_bytes // 2
-        self._shrunk = False
-        self._waiting: OrderedDict[int, Stream] = OrderedDict()
+        self._waiting: OrderedDict[Stream, None] = OrderedDict()
         """Streams that wait for the window of the connection, or for their turn to send."""
-        self._stalled: dict[int, Stream] = {}
-        """Streams that wait for either window."""
-        self._buckets: dict[str, tuple[float, float]] = {}
-        """The tokens of a bucket, and when they were counted."""
+        self._buckets = Buckets()
 
     # -- our windows -----------------------------------------------------------------------------------------
 
@@ -192,9 +160,8 @@ class StreamTable:
 
     def take(self) -> bytes:
         """Return the bytes to write now. Each byte is returned once."""
-        out = self.out
-        data = out[0] if len(out) == 1 else b"".join(out)
-        out.clear()
+        data = b"".join(self.out)
+        self.out.clear()
         return data
 
     def message(self, stream: Stream, data: bytes) -> None:
@@ -228,7 +195,7 @@ class StreamTable:
             stream.backlog = bytearray()
         stream.backlog += data
         self._wait(len(data))
-        if stream.stalled_since is None:
+        if stream not in self.stalled:
             self.pump(stream)
 
     def _wait(self, more: int) -> None:
@@ -258,10 +225,8 @@ class StreamTable:
             size = min(len(backlog), self.frame_bytes, window, self.window)
             if size <= 0:
                 if window > 0:
-                    self._waiting[stream.number] = stream
-                if stream.stalled_since is None:
-                    stream.stalled_since = self.now
-                    self._stalled[stream.number] = stream
+                    self._waiting[stream] = None
+                self.stalled.setdefault(stream, self.now)
                 return False
             flags = Flag.END_STREAM if stream.end == b"" and size == len(backlog) else 0
             self.out.append(pack_head(size >> 8, size & 0xFF, Kind.DATA, flags, stream.number))
@@ -270,18 +235,13 @@ class StreamTable:
             stream.peer_credit -= size
             self.window -= size
             self._wait(-size)
-            if stream.stalled_since is not None:
-                stream.stalled_since = None
-                del self._stalled[stream.number]
+            self.stalled.pop(stream, None)
         stream.backlog = None
         if stream.end:
             self.send_headers(stream.number, stream.end, flags=Flag.END_HEADERS | Flag.END_STREAM)
         return stream.end is not None
 
     def send_headers(self, number: int, block: bytes, *, flags: int) -> None:
-        if not self._shrunk:
-            self._shrunk = True
-            block = _SHRINK_TABLE + block
         size = len(block)
         self.out.append(pack_head(size >> 8, size & 0xFF, Kind.HEADERS, flags, number) + block)
 
@@ -314,7 +274,7 @@ class StreamTable:
         if widest + initial_window > frames.MAX_WINDOW:
             raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overflow")
         self.initial_window = initial_window
-        self._waiting.update(self._stalled)
+        self._waiting.update(dict.fromkeys(self.stalled))
 
     def send_some(self, most: int) -> bool:
         """Send the answers of at most so many streams that waited for their turn, those first that have
@@ -322,19 +282,18 @@ class StreamTable:
         """
         while self._waiting and self.window > 0 and most > 0:
             most -= 1
-            self.pump(self._waiting.popitem(last=False)[1])
+            self.pump(self._waiting.popitem(last=False)[0])
         return bool(self._waiting) and self.window > 0
-
-    def stalled(self, since: float) -> list[Stream]:
-        """Return the streams whose answers have waited for a window since that time or longer."""
-        return list(takewhile(lambda s: (s.stalled_since or 0.0) <= since, self._stalled.values()))
 
     # -- ends ------------------------------------------------------------------------------------------------
 
     def peer_ended(self, stream: Stream) -> None:
-        """Called when the peer has sent END_STREAM, and before it only whole messages."""
+        """Called when the peer has sent END_STREAM and everything before it."""
         stream.peer_ended = True
-        if stream.end is not None and stream.backlog is None:
+        if stream.assembly is not None:
+            text = "the stream ended within a message"
+            self.give_up(stream, BadMessageError(INTERNAL, text, reason="cut_message"))
+        elif stream.end is not None and stream.backlog is None:
             self.forget(stream)  # a refused call, whose answer was sent before
         else:
             self.events.append(HalfClosed(stream.number))
@@ -342,7 +301,7 @@ class StreamTable:
     def _we_ended(self, stream: Stream) -> None:
         """Ask a peer that still sends to stop, since our answer is sent, unless its call was refused."""
         if not stream.peer_ended:
-            if stream.lingers_until is not None:
+            if stream in self.lingering:
                 return
             self.send_reset(stream.number, Code.NO_ERROR)
         self.forget(stream)
@@ -358,16 +317,14 @@ class StreamTable:
         one and it has not ended the call.
         """
         self.forget(stream)
-        if stream.lingers_until is None and stream.end is None:
+        if stream.end is None:
             self.events.append(Gone(stream.number))
 
     def forget(self, stream: Stream) -> None:
-        stream.open = False
         self.by_number.pop(stream.number, None)
-        if stream.lingers_until is not None:
-            self.lingering.pop(stream.number, None)
-        self._waiting.pop(stream.number, None)
-        self._stalled.pop(stream.number, None)
+        self.lingering.pop(stream, None)
+        self.stalled.pop(stream, None)
+        self._waiting.pop(stream, None)
         if stream.backlog is not None:
             self._wait(-len(stream.backlog))
             stream.backlog = None
@@ -377,12 +334,7 @@ class StreamTable:
 
     def too_many(self, what: str, *, tokens: float = 1.0) -> None:
         """Take tokens from the bucket `what`."""
-        now, (most, per_s) = self.now, _RATES[what]
-        held, counted_at = self._buckets.get(what, (most, now))
-        left = min(most, held + (now - counted_at) * per_s) - tokens
-        self._buckets[what] = left, now
-        if left < 0.0:
-            raise FrameError(Code.ENHANCE_YOUR_CALM, what)
+        self._buckets.take(what, tokens, now=self.now)
 
     def unexpected(self, number: int, kind: int) -> None:
         """Handle a frame on a stream that is not open for it (RFC 9113, section 5.1). Late frames that change
@@ -399,13 +351,13 @@ class StreamTable:
             raise FrameError(Code.STREAM_CLOSED, "frame_on_closed_stream")
         self.stream_error(number, Code.STREAM_CLOSED, "frame_on_closed_stream")
 
-    def give_up(self, stream: Stream, status: int, details: str, *, reason: str) -> None:
-        """End a call for a reason that its service does not know."""
+    def give_up(self, stream: Stream, error: BadMessageError) -> None:
+        """End a call whose message is refused. Its service does not know of the message."""
         self.too_many("stream_error_flood")
-        self.events.append(Fault(reason))
+        self.events.append(Fault(error.reason))
         self.events.append(Gone(stream.number))
         stream.drop_assembly()
-        self.end(stream, status, details)
+        self.end(stream, error.status, str(error))
 
     def stream_error(self, number: int, code: Code, reason: str) -> None:
         stream = self.by_number.get(number)
@@ -418,8 +370,7 @@ class StreamTable:
     def refuse(self, stream: Stream, http_status: int) -> None:
         """Answer a stream that is not a gRPC call with an HTTP response. The stream's body is thrown away."""
         self.events.append(Fault("no_grpc_call"))
-        stream.lingers_until = self.now + self.limits.linger_s
-        self.lingering[stream.number] = stream
+        self.lingering[stream] = self.now
         block, body = refusal(http_status)
         stream.answered = True
         self.send_headers(stream.number, block, flags=Flag.END_HEADERS)
@@ -436,9 +387,8 @@ class StreamTable:
         assert self.our_window <= self.limits.connection_window_bytes
         for number, stream in self.by_number.items():
             assert number == stream.number <= self.last_id
-            assert stream.open
             assert 0 <= stream.window <= self.limits.stream_window_bytes
-            assert stream.end is None or stream.backlog or stream.lingers_until is not None
-        assert self.lingering.keys() <= self.by_number.keys()
+            assert stream.end is None or stream.backlog or stream in self.lingering
+        assert {*self.lingering, *self.stalled, *self._waiting} <= {*self.by_number.values()}
         assert self.unsent == sum(len(stream.backlog or b"") for stream in self.by_number.values())
         assert len(self.lately) <= _LATELY

@@ -38,7 +38,7 @@ def test_a_call_from_its_headers_to_its_trailers() -> None:
     assert (body.kind, body.payload, body.ends) == (Kind.DATA, grpc(b"answer"), False)
     assert side.fields(trailers) == {"grpc-status": "0"}
     assert trailers.ends
-    assert side.connection.streams == 0
+    assert not side.connection.streams
 
 
 def test_a_call_that_ends_before_the_client_does_is_reset_without_an_error() -> None:
@@ -213,7 +213,7 @@ def test_a_request_that_is_not_a_grpc_call_gets_an_http_answer(
     assert b"speaks gRPC alone" in body.payload
     assert body.ends
     assert side.feed(data(1, b"whatever", ends=True)) == []
-    assert side.connection.streams == 0
+    assert not side.connection.streams
 
 
 def test_endless_continuation_frames_end_the_connection() -> None:
