@@ -49,6 +49,11 @@ def _parser() -> argparse.ArgumentParser:
         help="about this many requests for each rule (default 264; 24 with a real model)",
     )
     parser.add_argument(
+        "--serial",
+        action="store_true",
+        help="one client sends the same prompts again and again, one request at a time (default 60 requests)",
+    )
+    parser.add_argument(
         "--seed", type=int, default=1, metavar="N", help="seed of the conversations (default 1)"
     )
     parser.add_argument(
@@ -95,6 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.json and not args.json.parent.is_dir():
         parser.error(f"--json: there is no directory {args.json.parent}")
+    if args.serial and args.model:
+        parser.error("--serial: its prompts are too long for a real model; leave --model out")
     if args.port and not _free(args.port):
         print(
             f"Port {args.port} is in use. Name another port with --port, or leave --port out to take any free port.",
@@ -110,7 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         serving=serving,
         servers=args.servers or serving.servers,
         rules=args.rules,
-        requests=args.requests or serving.requests,
+        requests=args.requests or (60 if args.serial else serving.requests),
+        serial=args.serial,
         seed=args.seed,
         port=args.port,
         envoy=args.envoy,

@@ -41,6 +41,8 @@ class Options:
     servers: int
     rules: Sequence[RuleName]
     requests: int
+    serial: bool
+    """Whether one client sends the same prompts again and again."""
     seed: int
     port: int
     envoy: Path
@@ -75,7 +77,7 @@ async def run_demo(options: Options) -> None:
 
 async def _compare(fleet: Fleet, options: Options) -> str:
     """Send the same requests by each rule, and print the table. Return the last answered request's id."""
-    shape = options.serving.shape(servers=options.servers, requests=options.requests)
+    shape = options.serving.shape(servers=options.servers, requests=options.requests, serial=options.serial)
     workload = make_workload(shape, seed=options.seed)
     print(_about(workload, options), flush=True)
     pid = fleet.picker.process.pid
@@ -139,9 +141,13 @@ async def _measure(
 def _about(workload: Workload, options: Options) -> str:
     shape = workload.shape
     cache = options.serving.cache_tokens
+    who = (
+        f"one client sends the same {shape.conversations} prompts in turn, one request at a time."
+        if options.serial
+        else f"{shape.users} users of {shape.tenants} tenants, conversations of {shape.turns[0]} to {shape.turns[1]} turns."
+    )
     return (
-        f"{shape.requests} requests by each rule, seed {options.seed}: {shape.users} users of {shape.tenants} tenants, "
-        f"conversations of {shape.turns[0]} to {shape.turns[1]} turns.\n"
+        f"{shape.requests} requests by each rule, seed {options.seed}: {who}\n"
         f"Prefixes in use at a time: about {workload.live_prefix_tokens:,} tokens. "
         f"One server caches {cache:,}, all {options.servers} together {cache * options.servers:,}.\n"
     )

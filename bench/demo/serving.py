@@ -49,8 +49,10 @@ class Serving:
         where: list[str | Path] = ["--port", "0", "--port-file", port_file]
         return [self.python, "-m", "model_server", "serve", *where, *cache, *self.flags]
 
-    def shape(self, *, servers: int, requests: int) -> Shape:
+    def shape(self, *, servers: int, requests: int, serial: bool) -> Shape:
         """Return a workload of about this many requests, from enough users to keep this many servers busy."""
+        if serial:
+            return Shape.serial(servers=servers, requests=requests)
         return (Shape.for_real_model if self.model else Shape.of)(servers=servers, requests=requests)
 
 

@@ -61,6 +61,8 @@ class Shape:
     think_s: tuple[float, float] = (1.0, 3.0)
     arrivals_per_s: float = 5.0
     """The number of users that begin in each second. Few services see all users begin at once."""
+    conversations: int = 0
+    """A user has only so many conversations, and repeats them in turn. 0: each conversation is new."""
 
     @property
     def requests(self) -> int:
@@ -88,6 +90,23 @@ class Shape:
             answer_tokens=(6, 14),
             turns=(3, 3),
             arrivals_per_s=0.5,
+        )
+
+    @classmethod
+    def serial(cls, *, servers: int, requests: int) -> Shape:
+        """Return one user who sends the same prompts again and again, one request at a time. The prompts fit
+        the servers' caches, but not one of them.
+        """
+        return cls(
+            users=1,
+            tenants=1,
+            requests_per_user=requests,
+            system_words=10,
+            document_words=(3500, 3500),
+            answer_tokens=(10, 10),
+            turns=(1, 1),
+            think_s=(0.1, 0.1),
+            conversations=5 * servers - 1,
         )
 
 
@@ -145,7 +164,7 @@ class Workload:
         chars = sum(map(len, self.systems))
         for user in self.users:
             sizes = [_said_chars(conversation) for conversation in user.conversations]
-            chars += sum(sizes) // len(sizes)
+            chars += (self.shape.conversations or 1) * sum(sizes) // len(sizes)
         return chars // _CHARS_PER_TOKEN // 1000 * 1000
 
     def reusable_share(self) -> float:
@@ -154,13 +173,14 @@ class Workload:
         tenants_seen: set[int] = set()
         for user in self.users:
             system = len(self.systems[user.tenant])
-            for conversation in user.conversations:
+            for number, conversation in enumerate(user.conversations):
+                repeated = 0 < self.shape.conversations <= number
                 known = system if user.tenant in tenants_seen else 0
                 tenants_seen.add(user.tenant)
                 for n, turn in enumerate(conversation):
                     prompt = system + _said_chars(conversation[:n]) + len(turn.message)
                     total += prompt
-                    reusable += known
+                    reusable += prompt if repeated else known
                     known = prompt + turn.answer_tokens * _CHARS_PER_ANSWER_TOKEN
         return reusable / total
 
@@ -184,6 +204,10 @@ def _user(rng: random.Random, shape: Shape, tenant: int) -> User:
     arrival_s = rng.uniform(0, shape.users / shape.arrivals_per_s)
     left = shape.requests_per_user
     while left:
+        if 0 < shape.conversations <= len(conversations):
+            conversations.append(conversations[-shape.conversations][:left])
+            left -= len(conversations[-1])
+            continue
         # Users begin in the middle of their first conversation, so that they are not in step.
         shortest = shape.turns[0] if conversations else 1
         turns = min(left, rng.randint(shortest, shape.turns[1]))

@@ -128,7 +128,8 @@ def work_of(run: Run, spec: Spec, mixed: Mix = lambda timed, _: timed) -> tuple[
         arriving = OpenLoop(mixed(timed, rng), rate_per_s=rate_per_s)
         return arriving, arriving.last_arrival_s
     assert spec.sessions is not None
-    until_s, users = _CLOSED_S * run.setting.scale, max(1, round(rate_per_s * run.unloaded_s))
+    until_s = _CLOSED_S * run.setting.scale
+    users = spec.users or max(1, round(rate_per_s * run.unloaded_s))
     ramp_s = min(60.0, until_s / 4)
     return ClosedLoop(spec.sessions(rng), users=users, until_s=until_s, ramp_s=ramp_s), until_s
 

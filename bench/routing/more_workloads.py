@@ -7,8 +7,9 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
-from bench.routing.workloads import SYSTEM_IDS, Spec, Timed, Turn, length, made_request, own_id
+from bench.routing.workloads import SYSTEM_IDS, Spec, Timed, Turn, length, made_request, one_client, own_id
 from model_server.sim.prompts import Segment
 from model_server.sim.request import SimRequest
 
@@ -296,6 +297,13 @@ UNTUNED: Mapping[str, Spec] = {
             name="tools",
             kind="closed",
             sessions=tool_sessions,
+            block_tokens=512,
+        ),
+        Spec(
+            name="serial",
+            kind="closed",
+            sessions=partial(one_client, prompts=24, tokens=24_000),
+            users=1,
             block_tokens=512,
         ),
     )

@@ -39,6 +39,8 @@ class Spec:
     """Makes this number of requests, for an open loop."""
     sessions: Callable[[random.Random], Iterator[Sequence[Turn]]] | None = None
     """Makes an endless supply of sessions, for a closed loop."""
+    users: int = 0
+    """The users of a closed loop; 0: as many as the load needs."""
     block_tokens: int = 128
     num_requests: int = 2000
     adapters: int = 0
@@ -282,6 +284,14 @@ class Saturating:
 
     def after(self, record: Record, *, now: float) -> Iterable[tuple[float, SimRequest]]:
         return [(now, request) for request in itertools.islice(self._requests, 1)]
+
+
+def one_client(_: random.Random, *, prompts: int, tokens: int) -> Iterator[Sequence[Turn]]:
+    """Yield the requests of a client that sends one at a time: the same prompts, again and again. Give so
+    many that they fit the fleet, but not one server. Every score is a tie but for noise.
+    """
+    for n in itertools.cycle(range(prompts)):
+        yield [Turn(added_tokens=16, answer_tokens=16, think_s=0.2, system=Segment(SYSTEM_IDS + n, tokens))]
 
 
 class _User:

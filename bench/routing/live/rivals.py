@@ -25,7 +25,16 @@ from bench.dataplane.cpu import CpuMeter
 from bench.demo.counters import scrape
 from bench.routing.live.generator import Generator, outcome_of
 from bench.routing.rows import Row, mean_row, row_of
-from bench.routing.workloads import SYSTEM_IDS, ClosedLoop, OpenLoop, Timed, Turn, length, made_request
+from bench.routing.workloads import (
+    SYSTEM_IDS,
+    ClosedLoop,
+    OpenLoop,
+    Timed,
+    Turn,
+    length,
+    made_request,
+    one_client,
+)
 from bench.tables import Cell, markdown
 from epp.serve.envoy import files
 from model_server.sim.fleet import Workload
@@ -126,6 +135,11 @@ def _tenants(rng: random.Random, seconds: float) -> Workload:
     return ClosedLoop(_talks(rng), users=40, until_s=seconds, ramp_s=seconds / 6)
 
 
+def _serial(rng: random.Random, seconds: float) -> Workload:
+    prompts = one_client(rng, prompts=18, tokens=5000)
+    return ClosedLoop(prompts, users=1, until_s=seconds, ramp_s=0.0)
+
+
 def _group(rng: random.Random, n: int) -> SimRequest:
     group = rng.randrange(24)
     question = Segment(SYSTEM_IDS + 1000 + 5 * group + rng.randrange(5), 600)
@@ -155,6 +169,7 @@ def _open(
 # Each workload is made from a seed, for some seconds. The number is that of each gateway's servers.
 PLACES: Final[Mapping[str, tuple[int, Callable[[random.Random, float], Workload]]]] = {
     "multi-turn tenants": (4, _tenants),
+    "one request at a time": (4, _serial),
     "groups and questions": (4, partial(_open, make=_group, rate_per_s=6.0)),
     "half of each prompt shared": (2, partial(_open, make=_half_shared, rate_per_s=3.0)),
     "chats beside long documents": (4, partial(_open, make=_chat_or_document, rate_per_s=7.0)),

@@ -19,6 +19,14 @@ def test_the_prefixes_in_use_fit_four_caches_but_not_two() -> None:
     assert 2 * cache < live < 4 * cache
 
 
+def test_one_client_repeats_prompts_that_fit_the_fleet_and_no_server() -> None:
+    workload = make_workload(Shape.serial(servers=4, requests=60), seed=1)
+    assert 2 * 32_768 < workload.live_prefix_tokens < 4 * 32_768
+    sent = [turn.message for (turn,) in workload.users[0].conversations]
+    assert (len(set(sent)), len(sent), sent[19:57]) == (19, 60, sent[:19] * 2)
+    assert workload.reusable_share() == pytest.approx(41 / 60, abs=0.01)
+
+
 def test_counters_are_summed_and_a_page_without_one_is_refused() -> None:
     page = "vllm:prefix_cache_queries_total 9\nvllm:prefix_cache_hits_total 4\nvllm:prefix_cache_hits_created 1\n"
     with pytest.raises(ValueError, match="request_success"):
