@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, 
 from contextlib import aclosing
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import aiohttp
 import msgspec
@@ -224,16 +224,3 @@ def _check(response: aiohttp.ClientResponse, answer: bytes) -> None:
 def _unreachable(error: Exception) -> ApiError:
     text = " ".join(str(error).split()) or "no answer in time"
     return ApiError(f"{type(error).__name__}: {text}"[:500])
-
-
-_T = TypeVar("_T")
-
-
-def read(answer: bytes | msgspec.Raw, kind: type[_T]) -> _T:
-    """Decode an answer into one of our structs. ApiError: the answer does not fit the struct, for example
-    because it is the page of a proxy.
-    """
-    try:
-        return msgspec.json.decode(answer, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(f"the answer cannot be read: {error}") from error

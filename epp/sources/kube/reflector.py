@@ -23,7 +23,7 @@ import msgspec
 
 from epp.request.jsontext import CostlyJsonError, check_cost
 from epp.sources.keep import Keep, Pauses
-from epp.sources.kube.api import Api, ApiError, read
+from epp.sources.kube.api import Api, ApiError
 from epp.sources.kube.objects import Failure, KubeObject
 
 _log = logging.getLogger(__name__)
@@ -254,11 +254,12 @@ class Reflector(Generic[T]):
             )
 
     def _decode(self, text: bytes | msgspec.Raw, kind: type[_Part]) -> _Part:
+        """Decode an answer, or list again if it is none, for example the page of a proxy."""
         try:
-            return read(text, kind)
-        except ApiError:
+            return msgspec.json.decode(text, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             self._version = ""
-            raise
+            raise ApiError(f"the answer cannot be read: {error}") from error
 
     def _report(self, error: ApiError | None = None) -> None:
         """Log each reason once, and say when the connection comes or goes."""

@@ -15,7 +15,6 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from operator import itemgetter
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
@@ -107,30 +106,27 @@ class StatusWriter:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._tried: dict[str, tuple[object, float]] = {}
-        """The last status that was sent, and when, by the uid of the object."""
-        self._since: dict[tuple[str, int], float] = {}
-        """By uid and generation: since when a status is wanted that may come from another picker."""
+        self._turns: dict[str, tuple[object, float]] = {}
+        """The status that is wanted, and from when on it may be sent, by the uid of the object."""
         self._complaint = ""
 
     async def look(self, wanted: Sequence[Wanted], *, now: float, time_text: str) -> None:
         """wanted: the statuses that all objects should have."""
         uids = {each.claim.metadata.uid for each in wanted}
-        self._tried = {uid: tried for uid, tried in self._tried.items() if uid in uids}
-        since: dict[tuple[str, int], float] = {}
+        self._turns = {uid: turn for uid, turn in self._turns.items() if uid in uids}
         due: list[tuple[float, Wanted, Status]] = []
         for each in wanted:
-            seen, status = each.claim.metadata, _complete(each, time_text=time_text)
+            uid, status = each.claim.metadata.uid, _complete(each, time_text=time_text)
             if _written_back(status) == _written_back(each.claim.status):
                 continue
-            key = seen.uid, seen.generation
-            since[key] = self._since.get(key, now)
-            tried, at = self._tried.get(seen.uid, ("", -inf))
-            if now - since[key] >= each.after_s and (tried != each.status or now - at >= _AGAIN_S):
+            before, at = self._turns.get(uid, (None, 0.0))
+            if before != each.status:
+                at = now + each.after_s
+                self._turns[uid] = each.status, at
+            if now >= at:
                 due.append((at, each, status))
-        self._since = since
         for _, each, status in sorted(due, key=itemgetter(0))[:_WRITES_AT_ONCE]:
-            self._tried[each.claim.metadata.uid] = (each.status, now)
+            self._turns[each.claim.metadata.uid] = each.status, now + _AGAIN_S
             await self._write(each, status)
 
     async def _write(self, each: Wanted, status: Status) -> None:

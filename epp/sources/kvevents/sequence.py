@@ -59,23 +59,20 @@ class Sequence:
         """Called when a message came as it was published. While a replay is due, it must wait."""
         assert self.due is None, "published messages wait for the end of a replay"
         newest, self._newest_live = self._newest_live, number
+        steps: list[Step] = []
         if self._next is not None and number < self._next:
             if number > newest and _time_s(payload) <= self._last_s:
                 return []  # the replay already brought this message
             steps = self.restarted()
             if self._replays:
                 return steps  # the replay brings this message again
-            self._newest_live, self.complete = number, number == 0
-            return [*steps, self._deliver(number, payload)]
-        if self._next is None:
-            self.complete = number == 0
-        elif number > self._next:
+            self._newest_live = number
+        elif self._next is not None and number > self._next:
             self._gaps["found"] += 1
             if self._replays:
                 self._missing, self.due = self._next, self._next - 1  # the replay brings this message again
                 return []
-            return [self._lose(), self._deliver(number, payload)]
-        return [self._deliver(number, payload)]
+        return [*steps, *self._deliver(number, payload)]
 
     def replayed(self, number: int, payload: bytes) -> list[Step]:
         """Called when a message of a replay came."""
@@ -86,11 +83,7 @@ class Sequence:
             steps = self.restarted()
             if number:
                 return steps  # another replay is due
-        if self._next is None:
-            self.complete = number == 0
-        elif number > self._next:  # the server keeps fewer messages than were missed
-            steps.append(self._lose())
-        return [*steps, self._deliver(number, payload)]
+        return [*steps, *self._deliver(number, payload)]
 
     def replay_over(self) -> list[Step]:
         """Called when the server has replayed all messages that it keeps, or did not answer in time. Continue
@@ -105,9 +98,14 @@ class Sequence:
         self.due = 0 if self._replays else None
         return [Forget.RESTART]
 
-    def _deliver(self, number: int, payload: bytes) -> bytes:
+    def _deliver(self, number: int, payload: bytes) -> list[Step]:
+        steps: list[Step] = []
+        if self._next is None:
+            self.complete = number == 0
+        elif number > self._next:  # no replay brings what is missing
+            steps.append(self._lose())
         self._next, self._last_s = number + 1, _time_s(payload)
-        return payload
+        return [*steps, payload]
 
     def _lose(self) -> Forget:
         self._gaps["lost"] += 1

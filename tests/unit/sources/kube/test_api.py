@@ -8,8 +8,7 @@ import pytest
 
 from epp.base.errors import ConfigError
 from epp.config.sections import Kubernetes
-from epp.sources.kube.api import ApiError, lines_of, namespace_of, read, require
-from epp.sources.kube.objects import Pool
+from epp.sources.kube.api import lines_of, namespace_of, require
 
 MIB = 2**20
 
@@ -98,9 +97,3 @@ def test_a_file_that_is_not_a_kubeconfig_is_refused_with_what_to_do(tmp_path: Pa
         ConfigError, match=r"kubernetes\.namespace: cannot find the namespace of this pod, so please set it"
     ):
         namespace_of(Kubernetes(pool="p", kubeconfig=str(path)))
-
-
-@pytest.mark.parametrize("answer", [b"<html>", b"[]", b'{"metadata": 1}', b"\xff", b"[" * 100_000])
-def test_an_answer_that_is_not_an_object_is_an_error_of_the_api_server(answer: bytes) -> None:
-    with pytest.raises(ApiError, match="the answer cannot be read"):
-        read(answer, Pool)
