@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -78,37 +79,29 @@ class ChunkSchedule:
         return early * self.chunk_bytes + (k - early) * self.later_chunk_bytes
 
 
-class Run:
+class Run(Struct, eq=False, gc=False):
     """Chunks `start` to `end` (half open) of the chain that the last hash names."""
 
-    __slots__ = ("children", "hashes", "holders", "parent", "start")
-
-    def __init__(
-        self, hashes: array[int], start: int, parent: Run | None, holders: int = 0, children: int = 0
-    ) -> None:
-        self.hashes = hashes
-        """Unsigned 64-bit, never empty."""
-        self.start = start
-        self.parent = parent
-        """The run that ends where this run starts. None: this run is the first of a chain."""
-        self.holders = holders
-        """Bit mask of the mirrors that hold the run; a subset of the parent's holders."""
-        self.children = children
+    hashes: array[int]
+    """Unsigned 64-bit, never empty."""
+    start: int
+    parent: Run | None
+    """The run that ends where this run starts. None: this run is the first of a chain."""
+    holders: int = 0
+    """Bit mask of the mirrors that hold the run; a subset of the parent's holders."""
+    children: int = 0
 
     @property
     def end(self) -> int:
         return self.start + len(self.hashes)
 
 
-class Use:
+class Use(Struct, eq=False, gc=False):
     """One moment at which a server worked on a whole chain."""
 
-    __slots__ = ("at", "leaf")
-
-    def __init__(self, at: float, leaf: Run) -> None:
-        self.at = at
-        self.leaf = leaf
-        """The deepest run of the chain."""
+    at: float
+    leaf: Run
+    """The deepest run of the chain."""
 
 
 @dataclass(slots=True, eq=False)
@@ -137,15 +130,6 @@ class Mirror:
     @property
     def oldest(self) -> Use | None:
         return next(iter(self.uses), None)
-
-    def assign(self, run: Run, use: Use) -> None:
-        """Record that `use` was the last use of `run`. A use that has lost its deepest run has lost all its
-        runs.
-        """
-        before = self.last_use.get(run)
-        self.last_use[run] = use
-        if before is not None and before.leaf is run:
-            del self.uses[before]
 
 
 class Recorded(Struct, frozen=True, eq=False, gc=False):
@@ -181,8 +165,6 @@ class PrefixTable:
         self.emptied: dict[Mirror, None] = {}
         """Large mirrors that were cleared or dropped. `evict` removes their entries step by step. Until then
         they count as empty, and take nothing new."""
-        self.hidden = 0
-        """The bits of these mirrors."""
         self._now = -math.inf
 
     def taking(self, name: EndpointName) -> Mirror | None:
@@ -206,9 +188,11 @@ class PrefixTable:
         """
         runs, covered = self.path(chain)
         found = []
-        shown, deeper = ~self.hidden, 0
+        hidden = deeper = 0
+        for mirror in self.emptied:
+            hidden |= mirror.bit
         for run in reversed(runs):
-            holders = run.holders & shown
+            holders = run.holders & ~hidden
             if holders != deeper:
                 found.append((holders & ~deeper, covered))
             deeper, covered = holders, run.start
@@ -347,14 +331,16 @@ class PrefixTable:
         self._now = max(self._now, now)
         return self._now
 
-    def _use(self, mirror: Mirror, runs: Sequence[Run], *, now: float) -> Use:
+    def _use(self, mirror: Mirror, runs: Sequence[Run], *, now: float) -> None:
         use = Use(self.advance(now), runs[-1])
         mirror.uses[use] = None
         for run in runs:
-            mirror.assign(run, use)
+            before = mirror.last_use.get(run)
+            mirror.last_use[run] = use
+            if before is not None and before.leaf is run:
+                del mirror.uses[before]  # a use that has lost its deepest run has lost all its runs
         if len(runs) > 1:
             self.mend(runs)
-        return use
 
     def _cut(self, runs: list[Run], covered: int) -> int:
         """Split the last run of a path where the path leaves it. Returns the chunks covered, which are fewer
@@ -385,14 +371,8 @@ class PrefixTable:
 
 
 def _shared(hashes: array[int], chain: Sequence[ChunkHash], at: int) -> int:
-    """Return how many chunks from `at` on a run shares with the chain. The first one is known to be
-    shared; bisection finds the last.
+    """Return how many chunks from `at` on a run shares with the chain. The first one is known to be shared,
+    and none is shared behind one that differs.
     """
-    low, high = 1, min(len(hashes), len(chain) - at)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if hashes[middle - 1] == chain[at + middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    chunks = range(min(len(hashes), len(chain) - at))
+    return bisect_left(chunks, True, lo=1, key=lambda n: hashes[n] != chain[at + n])

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from epp.base.types import ChunkHash, EndpointName
-from epp.picker.prefix_index.table import Mirror, PrefixTable, Run, Use
+from epp.picker.prefix_index.table import Mirror, PrefixTable, Run
 
 _ANY = sys.maxsize
 """More chunks than any server holds."""
@@ -27,26 +27,19 @@ _RUNS_A_STEP = 4_096
 
 
 def add_endpoint(table: PrefixTable, name: EndpointName, *, capacity_bytes: int) -> None:
-    """Start an empty mirror, with the lowest free bit. Raises ValueError if the server has a mirror."""
-    if name in table.mirrors:
-        raise ValueError(f"{name} is in the table already")
+    """Start an empty mirror, with the lowest free bit."""
+    assert name not in table.mirrors
     if None not in table.by_bit:
         table.by_bit.append(None)
     slot = table.by_bit.index(None)
-    table.mirrors[name] = table.by_bit[slot] = Mirror(name, _capacity(capacity_bytes), bit=1 << slot)
+    table.mirrors[name] = table.by_bit[slot] = Mirror(name, capacity_bytes, bit=1 << slot)
 
 
 def resize(table: PrefixTable, name: EndpointName, *, capacity_bytes: int) -> None:
     """Set the size, which takes effect with the next `evict`."""
     mirror = table.mirrors[name]
-    mirror.capacity_bytes = _capacity(capacity_bytes)
+    mirror.capacity_bytes = capacity_bytes
     table.over[mirror] = None
-
-
-def _capacity(capacity_bytes: int) -> int:
-    if capacity_bytes < 0:
-        raise ValueError(f"a cache holds nothing or more: {capacity_bytes=}")
-    return capacity_bytes
 
 
 def drop_endpoint(table: PrefixTable, name: EndpointName) -> None:
@@ -62,7 +55,6 @@ def clear_endpoint(table: PrefixTable, name: EndpointName) -> None:
 
 def _empty(table: PrefixTable, mirror: Mirror) -> None:
     table.emptied[mirror] = None
-    table.hidden |= mirror.bit
     for run in mirror.guessed:
         if run not in mirror.last_use:
             table.guessed_entries -= len(run.hashes)
@@ -77,7 +69,6 @@ def _empty_further(table: PrefixTable, mirror: Mirror) -> None:
         use = mirror.oldest
         if use is None:
             del table.emptied[mirror]
-            table.hidden &= ~mirror.bit
             if table.mirrors.get(mirror.name) is not mirror:
                 table.by_bit[mirror.bit.bit_length() - 1] = None
             return
@@ -87,42 +78,38 @@ def _empty_further(table: PrefixTable, mirror: Mirror) -> None:
 # -- eviction -----------------------------------------------------------------------------------------------
 
 
-def evict(table: PrefixTable, *, budget: int = 256) -> int:
-    """Bring the table back into its bounds: first each server's capacity, then the total. Returns the number
-    of entries evicted.
+def evict(table: PrefixTable, *, budget: int = 256) -> None:
+    """Bring the table back into its bounds: first each server's capacity, then the total.
 
     `budget` bounds the work: runs removed, about a microsecond each. Call again for the rest.
     """
-    evicted = 0
     if table.emptied:
         _empty_further(table, next(iter(table.emptied)))
     while table.over and budget > 0:
         mirror = next(iter(table.over))
         while mirror.used_bytes > mirror.capacity_bytes and budget > 0:
-            evicted += _evict_oldest(table, mirror, most_bytes=mirror.used_bytes - mirror.capacity_bytes)
+            _evict_oldest(table, mirror, most_bytes=mirror.used_bytes - mirror.capacity_bytes)
             budget -= 1
         if mirror.used_bytes <= mirror.capacity_bytes:
             del table.over[mirror]
-    return evicted + _bound(table, budget=budget)
+    _bound(table, budget=budget)
 
 
-def _bound(table: PrefixTable, *, budget: int) -> int:
+def _bound(table: PrefixTable, *, budget: int) -> None:
     """Evict the oldest entries of all servers until the total is within its bound."""
     excess = table.entries - sum(mirror.entries for mirror in table.emptied) - table.max_entries
     if excess <= 0:
-        return 0
+        return
     heads = [(m.oldest.at, m.bit, m) for m in table.mirrors.values() if m.oldest is not None]
     heapq.heapify(heads)
-    left = excess
-    while left > 0 and budget > 0:
+    while excess > 0 and budget > 0:
         mirror = heads[0][2]
-        left -= _evict_oldest(table, mirror, most_entries=left)
+        excess -= _evict_oldest(table, mirror, most_entries=excess)
         budget -= 1
         if mirror.oldest is None:
             heapq.heappop(heads)
         else:
             heapq.heapreplace(heads, (mirror.oldest.at, mirror.bit, mirror))
-    return excess - left
 
 
 def _evict_oldest(
@@ -169,39 +156,25 @@ def forget(
 
 
 def shorten(table: PrefixTable, mirror: Mirror, run: Run, *, keep_to: int) -> None:
-    """Drop the chunks of a run from `keep_to` on for a server for which nothing below the run is proven. So
-    the run's last use ends there.
+    """Let the chunks of a run from `keep_to` on be no longer proven for a server for which nothing below the
+    run is proven. So the run's last use ends there.
     """
-    use, above = mirror.last_use[run], run.parent
-    kept = _release(table, mirror, run, keep_to=keep_to)
-    _retreat(mirror, use, kept or above)
-
-
-def _release(table: PrefixTable, mirror: Mirror, run: Run, *, keep_to: int) -> Run | None:
-    """Let the chunks of a run from `keep_to` on be no longer proven for `mirror`, as nothing below this run
-    is. Returns the run that stays proven, if any.
-    """
-    upper, guessed = None, run in mirror.guessed
     if run.start < keep_to < run.end:
-        if run.holders == mirror.bit and not guessed:
-            _uncount(table, mirror, keep_to, run.end)
-            del run.hashes[keep_to - run.start :]
-            return run
-        upper = table.split(run, keep_to)
-    del mirror.last_use[run]
-    _uncount(table, mirror, run.start, run.end)
-    if guessed:
-        mirror.guessed_bytes += table.size_bytes(run.start, run.end)
-        table.guessed_entries += len(run.hashes)
+        table.split(run, keep_to)
+    use, above = mirror.last_use.pop(run), run.parent
+    size_bytes, chunks = table.size_bytes(run.start, run.end), len(run.hashes)
+    mirror.used_bytes -= size_bytes
+    mirror.entries -= chunks
+    table.entries -= chunks
+    if run in mirror.guessed:
+        mirror.guessed_bytes += size_bytes
+        table.guessed_entries += chunks
     else:
         disown(table, mirror, run)
-    return upper
-
-
-def _uncount(table: PrefixTable, mirror: Mirror, start: int, end: int) -> None:
-    mirror.used_bytes -= table.size_bytes(start, end)
-    mirror.entries -= end - start
-    table.entries -= end - start
+    if above is not None and mirror.last_use[above] is use:
+        use.leaf = above
+    else:  # `above` was used later
+        del mirror.uses[use]
 
 
 def disown(table: PrefixTable, mirror: Mirror, run: Run) -> None:
@@ -210,14 +183,6 @@ def disown(table: PrefixTable, mirror: Mirror, run: Run) -> None:
         del table.index[run.hashes[0]]
         if run.parent is not None:
             run.parent.children -= 1
-
-
-def _retreat(mirror: Mirror, use: Use, run: Run | None) -> None:
-    """Called when the deepest runs of a use are gone: end it at `run`, unless `run` was used later."""
-    if run is not None and mirror.last_use[run] is use:
-        use.leaf = run
-    else:
-        del mirror.uses[use]
 
 
 def _held_below(mirror: Mirror, run: Run) -> list[Run]:

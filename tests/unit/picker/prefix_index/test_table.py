@@ -81,7 +81,9 @@ class TestEviction:
         table = new_table(A, capacity_bytes=0)
         for n in range(20):
             table.record(A, chain(chr(65 + n) * 3), now=n)
-        assert [evict(table, budget=5) for _ in range(5)] == [15, 15, 15, 15, 0]
+        for left in (45, 30, 15, 0):
+            evict(table, budget=5)
+            assert table.entries == left
         check_integrity(table)
 
 
@@ -100,19 +102,6 @@ def test_a_guess_is_void_after_a_restart_or_a_departure() -> None:
     drop_guess(table, before_departure)
     assert table.match(chain("abc")) == {A: 3}
     check_integrity(table)
-
-
-def test_unknown_servers_and_impossible_sizes_are_refused() -> None:
-    table = new_table(A)
-    with pytest.raises(KeyError):
-        drop_endpoint(table, B)
-    with pytest.raises(ValueError, match="already"):
-        add_endpoint(table, A, capacity_bytes=1)
-    with pytest.raises(ValueError, match="capacity"):
-        resize(table, A, capacity_bytes=-1)
-    with pytest.raises(ValueError, match="capacity"):
-        add_endpoint(table, B, capacity_bytes=-1)
-    assert list(table.mirrors) == [A]
 
 
 class TestServersThatRestartOrLeave:
