@@ -227,8 +227,8 @@ def opening_of(picker: Picker) -> Opening:
     """Return how the picker cuts, hashes and routes now."""
     schedule = picker.caches.table.schedule
     return Opening(
-        chunk_bytes=schedule.chunk_bytes,
-        later_chunk_bytes=schedule.later_chunk_bytes,
+        chunk_bytes=schedule.size_bytes,
+        later_chunk_bytes=schedule.later_size_bytes,
         later_from_bytes=schedule.later_from_bytes,
         hashing=picker.caches.roots.fingerprint,
         policy=msgspec.to_builtins(picker.policy),

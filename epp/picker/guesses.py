@@ -24,7 +24,7 @@ from epp.picker.endpoints.backlog import Booking
 from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, PAGE_AGE_S, EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from epp.picker.events import Guess, GuessedEntries, Listener, Phase, Pick, PickerEvent, PrefillJob, Proved
-from epp.picker.prefix_index.table import NOTHING, Mirror, PrefixTable, Recorded, Run
+from epp.picker.prefix_index.table import NOTHING, Mirror, PrefixTable, Recorded, Run, chunks_in, end_bytes
 from epp.picker.prefix_index.upkeep import disown
 from epp.picker.scheduling.schedule import Rule
 from epp.picker.server_caches import Prompt, ServerCaches
@@ -316,5 +316,5 @@ def _most_chunks(table: PrefixTable, mirror: Mirror, chain: Sequence[ChunkHash])
     runs, covered = table.path(chain)
     while runs and not runs[-1].holders & mirror.bit:
         covered = runs.pop().start
-    by_bytes = table.schedule.chunks_in(table.schedule.end_bytes(covered) + max(0, room_bytes))
+    by_bytes = chunks_in(table.schedule, end_bytes(table.schedule, covered) + max(0, room_bytes))
     return min(len(chain), by_bytes, covered + max(0, room))

@@ -14,6 +14,7 @@ must compute the same values.
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from hashlib import blake2b
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -21,14 +22,14 @@ from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
 from epp.base.types import ApiKind, ChunkHash, EndpointMetrics, EndpointName, InferenceRequest, PromptSize
-from epp.config.policy import PolicySpec
+from epp.config.policy import Chunks, PolicySpec
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.learned import MOST_BYTES_PER_TOKEN, Terms, TokenEstimate, growth
 from epp.picker.endpoints.served_models import forget_models
 from epp.picker.prefix_index._chain import chain_of
 from epp.picker.prefix_index.reported import KvReport, correct
 from epp.picker.prefix_index.secret import HashSecret
-from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
+from epp.picker.prefix_index.table import PrefixTable, chunks_in, early_chunks, end_bytes
 from epp.picker.prefix_index.upkeep import add_endpoint, clear_endpoint, resize
 from epp.picker.scheduling.snapshot import MOST_KEPT, Floats, Ints
 from epp.request.canonical import CONTINUING
@@ -65,9 +66,9 @@ class Roots:
 
     __slots__ = ("_kept", "_start")
 
-    def __init__(self, schedule: ChunkSchedule, *, secret: bytes = b"") -> None:
+    def __init__(self, schedule: Chunks, *, secret: bytes = b"") -> None:
         """secret: at most 64 bytes. Without the secret nobody can find out which texts have equal hashes."""
-        sizes = (schedule.chunk_bytes, schedule.later_chunk_bytes, schedule.later_from_bytes)
+        sizes = (schedule.size_bytes, schedule.later_size_bytes, schedule.later_from_bytes)
         self._start = blake2b(_framed(_SCHEME, *(b"%d" % n for n in sizes)), digest_size=8, key=secret)
         self._kept: dict[str, int] = {}
 
@@ -99,28 +100,17 @@ def _framed(*parts: bytes) -> bytes:
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 
-def hash_chain(prompt: bytes, *, seed: int, schedule: ChunkSchedule) -> list[ChunkHash]:
+def hash_chain(prompt: bytes, *, seed: int, schedule: Chunks) -> list[ChunkHash]:
     """Return the hashes of the prompt's full chunks, each seeded with the one before, the first with
     `seed`.
     """
-    size, count = schedule.chunk_bytes, schedule.chunks_in(len(prompt))
-    if size >= _LONG_BYTES and schedule.later_chunk_bytes >= _LONG_BYTES:
-        early = min(count, schedule.early_chunks)
-        return cast(
-            "list[ChunkHash]",
-            chain_of(prompt, seed, size, early, schedule.later_chunk_bytes, count - early),
-        )
-    last = schedule.end_bytes(count)
-    early_end = min(schedule.early_chunks * size, last)
-    chain = [
-        seed := xxh3_64_intdigest(prompt[start : start + size], seed) for start in range(0, early_end, size)
-    ]
-    if early_end < last:
-        size, view = schedule.later_chunk_bytes, memoryview(prompt)  # slicing bytes would copy them
-        chain += [
-            seed := xxh3_64_intdigest(view[start : start + size], seed)
-            for start in range(early_end, last, size)
-        ]
+    size, later, count = schedule.size_bytes, schedule.later_size_bytes, chunks_in(schedule, len(prompt))
+    if min(size, later) >= _LONG_BYTES:
+        early = min(count, early_chunks(schedule))
+        chain = chain_of(prompt, seed, size, early, later, count - early)
+    else:
+        spans = pairwise(end_bytes(schedule, k) for k in range(count + 1))
+        chain = [seed := xxh3_64_intdigest(prompt[start:end], seed) for start, end in spans]
     return cast("list[ChunkHash]", chain)
 
 
@@ -139,14 +129,8 @@ class ServerCaches:
 
     def _start_table(self) -> None:
         """Start with an empty table without servers. The caller then adds each server."""
-        chunks, table = self.spec.chunks, self.spec.table
-        self.schedule = ChunkSchedule(
-            chunk_bytes=chunks.size_bytes,
-            later_chunk_bytes=chunks.later_size_bytes,
-            later_from_bytes=chunks.later_from_bytes,
-        )
-        self.roots = Roots(self.schedule, secret=self.secret.key)
-        self.table = PrefixTable(schedule=self.schedule, max_entries=table.max_entries)
+        self.roots = Roots(self.spec.chunks, secret=self.secret.key)
+        self.table = PrefixTable(schedule=self.spec.chunks, max_entries=self.spec.table.max_entries)
         """Another table replaces this one when prompts are cut or hashed differently."""
 
     def apply(self, spec: PolicySpec) -> bool:
@@ -219,7 +203,7 @@ class ServerCaches:
         """Return the hash of the prompt's first bytes, as many as the policy's `prefixHash` says. 0: the
         prompt has no full chunk.
         """
-        chunks = max(1, self.schedule.chunks_in(self.spec.prefix_hash.size_bytes))
+        chunks = max(1, chunks_in(self.spec.chunks, self.spec.prefix_hash.size_bytes))
         return prompt.chain[:chunks][-1] if prompt.chain else 0
 
     def prompt(
@@ -250,7 +234,7 @@ class ServerCaches:
         tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
         for mask, chunks in found:
             slots = self._slots_of(mask)
-            tokens = _most_cached(self.schedule.end_bytes(chunks) * tokens_per_byte, prompt)
+            tokens = _most_cached(end_bytes(self.spec.chunks, chunks) * tokens_per_byte, prompt)
             block = int(block_tokens[slots]) if isinstance(slots, int) else block_tokens[slots]
             cached[slots] = tokens // block * block
         return cached[:-1]
@@ -259,7 +243,7 @@ class ServerCaches:
         """Return the tokens of the prompt that the server takes from its cache, if it holds `chunks`."""
         block_tokens = (state.metrics.block_size if state.metrics else None) or 1
         tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
-        held_tokens = self.schedule.end_bytes(chunks) * tokens_per_byte
+        held_tokens = end_bytes(self.spec.chunks, chunks) * tokens_per_byte
         return _most_cached(held_tokens, prompt) // block_tokens * block_tokens
 
     def align(self, names: Sequence[EndpointName]) -> None:
@@ -281,7 +265,7 @@ class ServerCaches:
             return []
         model = inference.model if name is None else name
         seed = self.roots.seed(model=model, cache_salt=inference.cache_salt)
-        return hash_chain(inference.prompt, seed=seed, schedule=self.schedule)
+        return hash_chain(inference.prompt, seed=seed, schedule=self.spec.chunks)
 
 
 def _most_cached(held_tokens: float, prompt: Prompt) -> int:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from epp.picker.prefix_index.table import ChunkSchedule
+from epp.config.policy import Chunks
 from epp.picker.server_caches import hash_chain
 from epp.request.parse import parse_request
 from tests.contract.recordings import read_text
@@ -28,7 +28,7 @@ Change = Callable[[Body, random.Random], Any]
 Pair = tuple[str, str, Body, Body]
 FIELD: Final = {CHAT: ("messages", "chat"), MESSAGES: ("messages", "messages"), RESPONSES: ("input", "items")}
 WORD: Final = re.compile(rb"w\d{4}")
-BYTES: Final = ChunkSchedule(1, 1)
+BYTES: Final = Chunks(1, 1)
 FIELDS: Final = json.loads(read_text("request_fields.json"))
 
 

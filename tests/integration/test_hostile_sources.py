@@ -8,7 +8,6 @@ import redis.asyncio as aredis
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.picker.prefix_index.secret import derived
-from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.server_caches import Roots
 from epp.sources.sharing.batches import channel_of
 from tests.harness.backend import Backend, running_backend
@@ -21,13 +20,7 @@ DEEP = b"\x91" * 5_000
 
 
 def channel() -> str:
-    chunks = DEFAULT_POLICY.spec.chunks
-    schedule = ChunkSchedule(
-        chunk_bytes=chunks.size_bytes,
-        later_chunk_bytes=chunks.later_size_bytes,
-        later_from_bytes=chunks.later_from_bytes,
-    )
-    return channel_of("default", Roots(schedule, secret=derived(SECRET).key))
+    return channel_of("default", Roots(DEFAULT_POLICY.spec.chunks, secret=derived(SECRET).key))
 
 
 @asynccontextmanager

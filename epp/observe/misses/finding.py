@@ -14,12 +14,12 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from epp.base.types import ChunkHash, EndpointName
-from epp.config.policy import PolicySpec
+from epp.config.policy import Chunks, PolicySpec
 from epp.observe.misses import accounts as causes
 from epp.observe.misses.accounts import Accounts, Bucket, Cause
 from epp.picker.events import Pick, PickerEvent, Proved
 from epp.picker.picker import Picker
-from epp.picker.prefix_index.table import ChunkSchedule
+from epp.picker.prefix_index.table import chunks_in
 from epp.picker.scheduling.candidates import ShownCandidates
 
 _MOST_SEEN: Final = 32_768
@@ -169,12 +169,11 @@ class Misses:
 
     def _split(self, bucket: Bucket, request: Pick, *, best: int) -> None:
         """Find the cause for each chunk that no candidate held. The remaining tokens are ends of prompts."""
-        decision, chain, schedule = request.decision, request.chain, request.guess.table.schedule
+        decision, chain, table = request.decision, request.chain, request.guess.table
         tokens_per_byte = decision.prompt_tokens / max(1, request.prompt.size.text_bytes)
-        first = _chunks_of(best, tokens_per_byte, schedule, block=_block_tokens(request))
+        first = _chunks_of(best, tokens_per_byte, table.schedule, block=_block_tokens(request))
         unknown = chain[first:]
-        end_bytes = schedule.end_bytes
-        whole = (end_bytes(len(chain)) - end_bytes(first)) * tokens_per_byte if unknown else 0.0
+        whole = table.size_bytes(first, len(chain)) * tokens_per_byte if unknown else 0.0
         bucket.miss(causes.TAIL, decision.prompt_tokens - best - whole)
         if not unknown:
             return
@@ -191,8 +190,8 @@ class Misses:
             part: tuple[Cause, EndpointName | None] = causes.NEW, None
             if sent is not None and sent.at <= request.wait.sent_at:  # else it was after this pick
                 part = self._cause_of(sent, request, held=held.get(sent.server, 0) > n), sent.server
-            size_bytes = end_bytes(n + 1) - end_bytes(n)
-            parts[part] = parts.get(part, 0.0) + size_bytes * tokens_per_byte * one_in
+            tokens = table.size_bytes(n, n + 1) * tokens_per_byte
+            parts[part] = parts.get(part, 0.0) + tokens * one_in
         for (cause, server), tokens in parts.items():
             bucket.miss(cause, tokens, server=server)
 
@@ -258,9 +257,9 @@ def _block_tokens(request: Pick) -> int:
     return (metrics.block_size if metrics is not None else None) or 16
 
 
-def _chunks_of(tokens: int, tokens_per_byte: float, schedule: ChunkSchedule, *, block: int) -> int:
+def _chunks_of(tokens: int, tokens_per_byte: float, schedule: Chunks, *, block: int) -> int:
     """Return the number of chunks that gave this many cached tokens. Tokens are rounded down to blocks."""
-    return schedule.chunks_in(int((tokens + block) / tokens_per_byte)) if tokens else 0
+    return chunks_in(schedule, int((tokens + block) / tokens_per_byte)) if tokens else 0
 
 
 def _shown(sums: Mapping[str, int]) -> dict[str, Any]:

@@ -43,40 +43,34 @@ from itertools import pairwise
 from msgspec import Struct
 
 from epp.base.types import ChunkHash, EndpointName
+from epp.config.policy import Chunks
+
+# -- where chunks end ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkSchedule:
-    """Where chunks end: every `chunk_bytes` at first, every `later_chunk_bytes` once `later_from_bytes` are
-    covered.
-    """
+def early_chunks(schedule: Chunks) -> int:
+    """Return the number of chunks of the first size. The last of them may end after `later_from_bytes`."""
+    return -(-schedule.later_from_bytes // schedule.size_bytes)
 
-    chunk_bytes: int = 256
-    later_chunk_bytes: int = 1024
-    later_from_bytes: int = 16384
-    early_chunks: int = field(init=False, repr=False, compare=False)
-    """Number of chunks of the first size. The last of them may end after `later_from_bytes`."""
 
-    def __post_init__(self) -> None:
-        if self.chunk_bytes < 1 or self.later_chunk_bytes < 1:
-            raise ValueError(f"a chunk has at least one byte: {self}")
-        if self.later_from_bytes < 0:
-            raise ValueError(f"later chunks begin at a position in the prompt: {self}")
-        object.__setattr__(self, "early_chunks", -(-self.later_from_bytes // self.chunk_bytes))
+def chunks_in(schedule: Chunks, n_bytes: int) -> int:
+    """Return the number of full chunks in a prompt's first `n_bytes`."""
+    early = early_chunks(schedule)
+    later_bytes = n_bytes - early * schedule.size_bytes
+    return (
+        n_bytes // schedule.size_bytes
+        if later_bytes < 0
+        else early + later_bytes // schedule.later_size_bytes
+    )
 
-    def chunks_in(self, n_bytes: int) -> int:
-        """Return the number of full chunks in a prompt's first `n_bytes`."""
-        early_bytes = self.early_chunks * self.chunk_bytes
-        if n_bytes < early_bytes:
-            return n_bytes // self.chunk_bytes
-        return self.early_chunks + (n_bytes - early_bytes) // self.later_chunk_bytes
 
-    def end_bytes(self, k: int) -> int:
-        """Return the number of bytes in the first `k` chunks."""
-        early = self.early_chunks
-        if k <= early:
-            return k * self.chunk_bytes
-        return early * self.chunk_bytes + (k - early) * self.later_chunk_bytes
+def end_bytes(schedule: Chunks, k: int) -> int:
+    """Return the number of bytes in the first `k` chunks."""
+    later = max(0, k - early_chunks(schedule))
+    return (k - later) * schedule.size_bytes + later * schedule.later_size_bytes
+
+
+# -- what the table keeps ------------------------------------------------------------------------------------
 
 
 class Run(Struct, eq=False, gc=False):
@@ -145,7 +139,7 @@ NOTHING = Recorded(held=0, added=0)
 
 
 class PrefixTable:
-    def __init__(self, *, schedule: ChunkSchedule, max_entries: int) -> None:
+    def __init__(self, *, schedule: Chunks, max_entries: int) -> None:
         self.schedule = schedule
         """How prompts are cut into the chunks of this table's chains."""
         self.mirrors: dict[EndpointName, Mirror] = {}
@@ -324,7 +318,7 @@ class PrefixTable:
                     mirror.guessed.pop(upper, None)
 
     def size_bytes(self, start: int, end: int) -> int:
-        return self.schedule.end_bytes(end) - self.schedule.end_bytes(start)
+        return end_bytes(self.schedule, end) - end_bytes(self.schedule, start)
 
     def advance(self, now: float) -> float:
         """Return the table's time: `now`, but never less than before, so that uses are ordered by time."""

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from epp.base.types import ChunkHash, EndpointName
-from epp.picker.prefix_index.table import Mirror, PrefixTable, Run
+from epp.picker.prefix_index.table import Mirror, PrefixTable, Run, chunks_in, end_bytes
 
 _ANY = sys.maxsize
 """More chunks than any server holds."""
@@ -121,8 +121,8 @@ def _evict_oldest(
     use = mirror.oldest
     assert use is not None, "over a bound with nothing to evict"
     run = use.leaf
-    keep_bytes = table.schedule.end_bytes(run.end) - most_bytes
-    keep_to = max(run.start, run.end - most_entries, table.schedule.chunks_in(max(keep_bytes, 0)))
+    keep_bytes = end_bytes(table.schedule, run.end) - most_bytes
+    keep_to = max(run.start, run.end - most_entries, chunks_in(table.schedule, max(keep_bytes, 0)))
     before = mirror.entries
     shorten(table, mirror, run, keep_to=keep_to)
     freed = before - mirror.entries

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from epp.base.types import ApiKind, InferenceRequest
+from epp.picker.prefix_index.table import end_bytes
 from epp.request import canonical
 from epp.request.client_names import is_digest
 from epp.request.jsontext import decode
@@ -105,7 +106,7 @@ def map_prompt(
         raise UnmappedError("the cache salt is too long to be kept", reason="arguments")
     if inference.shaped:
         raise UnmappedError("the request changes how its prompt is rendered", reason="arguments")
-    ends_bytes = [routed.schedule.end_bytes(k + 1) for k in range(len(routed.chain))]
+    ends_bytes = [end_bytes(routed.schedule, k + 1) for k in range(len(routed.chain))]
     if inference.token_ids:
         ids: Sequence[int] = array("I", inference.prompt).tolist()
         ends_tokens = [end // _TOKEN_ID_BYTES for end in ends_bytes]

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from epp.base.types import ChunkHash, EndpointName, InferenceRequest
+from epp.config.policy import Chunks
 from epp.picker.events import Answered, Began, Ended, Pick, PickerEvent, Restarted
-from epp.picker.prefix_index.table import ChunkSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class RoutedPrompt:
     adapter: str
     inference: InferenceRequest
     chain: Sequence[ChunkHash]
-    schedule: ChunkSchedule
+    schedule: Chunks
     """The schedule by which the chain was cut."""
 
 

@@ -18,9 +18,9 @@ from typing import Final
 import msgspec
 
 from epp.base.types import unpack_hashes
-from epp.config.policy import Policy
+from epp.config.policy import Chunks, Policy
 from epp.observe.recording import VERSION, Line, Opening, RecordedRequest, Servers, decode
-from epp.picker.prefix_index.table import ChunkSchedule
+from epp.picker.prefix_index.table import end_bytes
 from epp.tools.replay.simulate import (
     UNSTATED,
     WARM_UP_SHARE,
@@ -53,11 +53,11 @@ _CALM: Final = 0.1
 class _Lines:
     """The lines of all files, in the order in which they were read."""
 
-    asked: list[tuple[RecordedRequest, ChunkSchedule]] = field(default_factory=list)
+    asked: list[tuple[RecordedRequest, Chunks]] = field(default_factory=list)
     servers: Servers | None = None
     opening: Opening | None = None
     hashings: set[str] = field(default_factory=set)
-    schedule: ChunkSchedule | None = None
+    schedule: Chunks | None = None
     """The schedule of the file that is read. None: its opening has not come yet."""
 
     def add(self, line: Line) -> None:
@@ -71,14 +71,14 @@ class _Lines:
                 )
             self.opening = line
             self.hashings.add(line.hashing)
-            self.schedule = ChunkSchedule(
-                chunk_bytes=line.chunk_bytes,
-                later_chunk_bytes=line.later_chunk_bytes,
+            self.schedule = Chunks(
+                size_bytes=line.chunk_bytes,
+                later_size_bytes=line.later_chunk_bytes,
                 later_from_bytes=line.later_from_bytes,
             )
         elif self.schedule is None:
             raise ValueError("a request before the line that opens the recording")
-        elif self.schedule.end_bytes(len(unpack_hashes(line.chunks))) > line.prompt_bytes:
+        elif end_bytes(self.schedule, len(unpack_hashes(line.chunks))) > line.prompt_bytes:
             raise ValueError(f"more chunks than a prompt of {line.prompt_bytes} bytes has")
         else:
             self.asked.append((line, self.schedule))
@@ -173,16 +173,16 @@ def _servers_of(line: Servers | None, model: str) -> list[RecordedServer]:
 
 
 def _request_of(
-    asked: RecordedRequest, schedule: ChunkSchedule, number: int, *, tempo: _Tempo, bytes_per_token: float
+    asked: RecordedRequest, schedule: Chunks, number: int, *, tempo: _Tempo, bytes_per_token: float
 ) -> SimRequest:
     """Return a request of which each chunk is a segment, named by its hash. The end of a chunk depends only
     on its position, so equal chunks get equal numbers of tokens. Its last token is whole, so that the text of
     shared chunks does not end before the last of them does.
     """
     chunks = unpack_hashes(asked.chunks)
-    ends = [schedule.end_bytes(n) for n in range(1, len(chunks) + 1)]
+    ends = [end_bytes(schedule, n) for n in range(1, len(chunks) + 1)]
     own = hash((number, asked.at_unix_s)) & _MASK
-    ends.append(max(asked.prompt_bytes, schedule.end_bytes(len(chunks)) + 1))
+    ends.append(max(asked.prompt_bytes, end_bytes(schedule, len(chunks)) + 1))
     tokens = [0, *(ceil(end / bytes_per_token) for end in ends)]
     lengths = [end - start for start, end in pairwise(tokens)]
     lengths[-1] = max(1, lengths[-1])

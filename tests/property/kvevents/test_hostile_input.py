@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from epp.base.errors import BadRequestError
 from epp.base.types import EndpointName
-from epp.picker.prefix_index.table import ChunkSchedule
+from epp.config.policy import Chunks
 from epp.picker.server_caches import hash_chain
 from epp.request.parse import parse_request
 from epp.sources.kvevents.decoding import BlockHasher
@@ -24,7 +24,7 @@ from tests.fuzz.trees import as_msgpack, tree_mutants
 from tests.unit.sources.kvevents.a_language import write_language
 
 SERVERS = (EndpointName("a"), EndpointName("b"))
-SCHEDULE = ChunkSchedule(chunk_bytes=32, later_chunk_bytes=64, later_from_bytes=256)
+SCHEDULE = Chunks(size_bytes=32, later_size_bytes=64, later_from_bytes=256)
 BLOCK = 4
 TEMPLATE = (
     "{{ bos_token }}{% if think %}think{% endif %}{% for d in documents or [] %}{{ d.text }}{% endfor %}"

@@ -66,7 +66,7 @@ class KnowledgeMachine(RuleBasedStateMachine):
 
     @rule(prompt=prompts())
     def a_prompt_is_routed(self, prompt: bytes) -> None:
-        chain = hash_chain(prompt, seed=1, schedule=self.mirrors.schedule)
+        chain = hash_chain(prompt, seed=1, schedule=self.mirrors.table.schedule)
         ends = [(k + 1) * CHUNK for k in range(len(chain))]
         blocks = blocks_of(prompt)
         self.mapped[prompt] = chain

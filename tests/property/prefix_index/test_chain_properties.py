@@ -5,14 +5,15 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from epp.config.policy import Chunks
 from epp.picker.prefix_index._chain import chain_of
-from epp.picker.prefix_index.table import ChunkSchedule
+from epp.picker.prefix_index.table import chunks_in, end_bytes
 from epp.picker.server_caches import Roots, hash_chain
 
 schedules = st.builds(
-    ChunkSchedule,
-    chunk_bytes=st.integers(min_value=1, max_value=40),
-    later_chunk_bytes=st.integers(min_value=1, max_value=90),
+    Chunks,
+    size_bytes=st.integers(min_value=1, max_value=40),
+    later_size_bytes=st.integers(min_value=1, max_value=90),
     later_from_bytes=st.integers(min_value=0, max_value=200),
 )
 seeds = st.integers(min_value=0, max_value=2**64 - 1)
@@ -20,11 +21,11 @@ prompts = st.binary(max_size=600) | st.text(max_size=300).map(lambda text: text.
 identities = st.tuples(st.binary(max_size=8), st.text(max_size=8), st.text(max_size=8))
 
 
-def plain_chain(prompt: bytes, *, seed: int, schedule: ChunkSchedule) -> list[int]:
+def plain_chain(prompt: bytes, *, seed: int, schedule: Chunks) -> list[int]:
     chain: list[int] = []
     at = 0
     while True:
-        size = schedule.chunk_bytes if at < schedule.later_from_bytes else schedule.later_chunk_bytes
+        size = schedule.size_bytes if at < schedule.later_from_bytes else schedule.later_size_bytes
         if at + size > len(prompt):
             return chain
         seed = xxhash.xxh3_64(prompt[at : at + size], seed=seed).intdigest()
@@ -33,7 +34,7 @@ def plain_chain(prompt: bytes, *, seed: int, schedule: ChunkSchedule) -> list[in
 
 
 @given(prompt=prompts, seed=seeds, schedule=schedules)
-def test_the_chain_equals_the_plain_definition(prompt: bytes, seed: int, schedule: ChunkSchedule) -> None:
+def test_the_chain_equals_the_plain_definition(prompt: bytes, seed: int, schedule: Chunks) -> None:
     assert hash_chain(prompt, seed=seed, schedule=schedule) == plain_chain(
         prompt, seed=seed, schedule=schedule
     )
@@ -55,7 +56,7 @@ LONG = st.integers(min_value=241, max_value=2500)
 def test_chunks_that_are_hashed_in_c_have_the_hashes_of_xxhash(
     prompt: bytes, times: int, seed: int, sizes: tuple[int, int], later_from: int
 ) -> None:
-    schedule, whole = ChunkSchedule(*sizes, later_from), prompt * times
+    schedule, whole = Chunks(*sizes, later_from), prompt * times
     plain = plain_chain(whole, seed=seed, schedule=schedule)
     assert hash_chain(whole, seed=seed, schedule=schedule) == plain
 
@@ -70,26 +71,26 @@ def test_missing_chunks_are_not_hashed(wanted: tuple[int, int, int, int]) -> Non
 
 @given(prompt=prompts, more=prompts, seed=seeds, schedule=schedules)
 def test_the_chain_of_a_prefix_is_a_prefix_of_the_chain(
-    prompt: bytes, more: bytes, seed: int, schedule: ChunkSchedule
+    prompt: bytes, more: bytes, seed: int, schedule: Chunks
 ) -> None:
     chain = hash_chain(prompt, seed=seed, schedule=schedule)
     assert hash_chain(prompt + more, seed=seed, schedule=schedule)[: len(chain)] == chain
 
 
 @given(n_bytes=st.integers(min_value=0, max_value=3000), schedule=schedules)
-def test_full_chunks_and_covered_bytes_agree(n_bytes: int, schedule: ChunkSchedule) -> None:
-    chunks = schedule.chunks_in(n_bytes)
-    assert schedule.end_bytes(chunks) <= n_bytes < schedule.end_bytes(chunks + 1)
-    assert schedule.chunks_in(schedule.end_bytes(chunks)) == chunks
+def test_full_chunks_and_covered_bytes_agree(n_bytes: int, schedule: Chunks) -> None:
+    chunks = chunks_in(schedule, n_bytes)
+    assert end_bytes(schedule, chunks) <= n_bytes < end_bytes(schedule, chunks + 1)
+    assert chunks_in(schedule, end_bytes(schedule, chunks)) == chunks
     assert len(hash_chain(bytes(n_bytes), seed=1, schedule=schedule)) == chunks
 
 
 @given(prompt=prompts, at=st.integers(min_value=0, max_value=599), schedule=schedules)
 def test_a_changed_byte_changes_every_hash_from_its_chunk_on(
-    prompt: bytes, at: int, schedule: ChunkSchedule
+    prompt: bytes, at: int, schedule: Chunks
 ) -> None:
     chain = hash_chain(prompt, seed=1, schedule=schedule)
-    same = schedule.chunks_in(at)
+    same = chunks_in(schedule, at)
     changed = prompt[:at] + bytes(b ^ 1 for b in prompt[at : at + 1]) + prompt[at + 1 :]
     other = hash_chain(changed, seed=1, schedule=schedule)
     assert len(other) == len(chain)
@@ -101,7 +102,7 @@ def test_a_changed_byte_changes_every_hash_from_its_chunk_on(
 def test_different_secret_model_or_salt_never_share_a_hash(
     prompt: bytes, one: tuple[bytes, str, str], other: tuple[bytes, str, str]
 ) -> None:
-    schedule = ChunkSchedule(chunk_bytes=8, later_chunk_bytes=16, later_from_bytes=32)
+    schedule = Chunks(size_bytes=8, later_size_bytes=16, later_from_bytes=32)
     chains = []
     for secret, model, salt in (one, other):
         seed = Roots(schedule, secret=secret).seed(model=model, cache_salt=salt)

@@ -20,11 +20,12 @@ from hypothesis.stateful import (
 )
 
 from epp.base.types import ChunkHash, EndpointName
+from epp.config.policy import Chunks
 from epp.picker.events import GuessedEntries
 from epp.picker.guesses import GUESSED_SHARE, drop_guess, guess_chain
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.reported import credit
-from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
+from epp.picker.prefix_index.table import PrefixTable, end_bytes
 from epp.picker.prefix_index.upkeep import (
     add_endpoint,
     clear_endpoint,
@@ -35,7 +36,7 @@ from epp.picker.prefix_index.upkeep import (
 )
 from epp.picker.server_caches import hash_chain
 
-SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=3, later_from_bytes=4)
+SCHEDULE = Chunks(size_bytes=1, later_size_bytes=3, later_from_bytes=4)
 UNLIMITED = 10**9
 
 names = st.sampled_from([EndpointName(n) for n in ("a", "b", "c", "d")])
@@ -112,7 +113,7 @@ class Model:
     def guess(self, name: EndpointName, chain: list[ChunkHash]) -> ModelGuess:
         """Write what fits: chunks that the server holds already take no room."""
         server = self.servers[name]
-        sizes = [SCHEDULE.end_bytes(n + 1) - SCHEDULE.end_bytes(n) for n in range(len(chain))]
+        sizes = [end_bytes(SCHEDULE, n + 1) - end_bytes(SCHEDULE, n) for n in range(len(chain))]
         size_of = dict(zip(chain, sizes, strict=True))
         room_bytes = int(GUESSED_SHARE * server.capacity_bytes) - sum(
             self.sizes[h] for h in server.only_guessed()
@@ -142,7 +143,7 @@ class Model:
         added = [h for h in chain if h not in server.items]
         # The tail is put in first, so that it is evicted first.
         for n, h in reversed(list(enumerate(chain))):
-            size_bytes = SCHEDULE.end_bytes(n + 1) - SCHEDULE.end_bytes(n)
+            size_bytes = end_bytes(SCHEDULE, n + 1) - end_bytes(SCHEDULE, n)
             server.items[h] = Item(size_bytes=size_bytes, at=now, op=op)
             server.items.move_to_end(h)
         return added
@@ -154,12 +155,12 @@ class Model:
         server, op = self.servers[name], next(self.op)
         self.parents.update((b, a) for a, b in itertools.pairwise(chain))
         held = self.proven(name, chain)
-        size_bytes = SCHEDULE.end_bytes(len(chain)) - SCHEDULE.end_bytes(held)
+        size_bytes = end_bytes(SCHEDULE, len(chain)) - end_bytes(SCHEDULE, held)
         if not size_bytes or server.used_bytes() + size_bytes > server.capacity_bytes:
             return False
         at = next(iter(server.items.values())).at if server.items else now
         for n in range(held, len(chain)):  # The tail is freed last, so that it is evicted first.
-            size_bytes = SCHEDULE.end_bytes(n + 1) - SCHEDULE.end_bytes(n)
+            size_bytes = end_bytes(SCHEDULE, n + 1) - end_bytes(SCHEDULE, n)
             server.items[chain[n]] = Item(size_bytes=size_bytes, at=at, op=op)
             server.items.move_to_end(chain[n], last=False)
         return True

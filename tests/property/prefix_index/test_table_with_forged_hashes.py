@@ -5,12 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.base.types import ChunkHash, EndpointName
+from epp.config.policy import Chunks
 from epp.picker.guesses import drop_guess, guess_chain
 from epp.picker.prefix_index.integrity import check_integrity
-from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
+from epp.picker.prefix_index.table import PrefixTable
 from epp.picker.prefix_index.upkeep import add_endpoint, clear_endpoint, evict
 
-SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=2, later_from_bytes=3)
+SCHEDULE = Chunks(size_bytes=1, later_size_bytes=2, later_from_bytes=3)
 NAMES = [EndpointName("a"), EndpointName("b")]
 
 chains = st.lists(st.integers(min_value=0, max_value=4).map(ChunkHash), max_size=8)

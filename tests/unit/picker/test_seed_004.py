@@ -18,12 +18,11 @@ from bench.routing.rows import Row
 from epp.base.types import EndpointMetrics, EndpointName
 from epp.config.policy import Chunks, Gain, PolicySpec, RuleName, Table
 from epp.picker.picker import Picker
-from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.server_caches import hash_chain
 from tests.unit.picker.picker_questions import a_picker, ask, endpoints, serve, text
 
 ROOT = Path(__file__).parents[3]
-SCHEDULE = ChunkSchedule(chunk_bytes=256, later_chunk_bytes=256, later_from_bytes=0)
+SCHEDULE = Chunks(size_bytes=256, later_size_bytes=256, later_from_bytes=0)
 MATCHING: list[RuleName] = ["least-cost", "affinity"]
 
 

@@ -7,22 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.base.types import ApiKind, InferenceRequest, PromptSize
-from epp.picker.prefix_index.table import ChunkSchedule
+from epp.config.policy import Chunks
 from epp.picker.server_caches import Roots, prompt_size
 from epp.request.parse import parse_request
 
-SMALL = ChunkSchedule(chunk_bytes=4, later_chunk_bytes=10, later_from_bytes=8)
+SMALL = Chunks(size_bytes=4, later_size_bytes=10, later_from_bytes=8)
 
 
 def test_the_root_is_stable_across_releases() -> None:
     # Replicas of different builds share hashes. If this value changes, the version of the scheme has to
     # change too.
-    assert Roots(ChunkSchedule(), secret=b"k").seed(model="m", cache_salt="s") == 0x98B48AA44E21B44D
+    assert Roots(Chunks(), secret=b"k").seed(model="m", cache_salt="s") == 0x98B48AA44E21B44D
 
 
 def test_roots_differ_by_every_part_and_by_the_end_of_each_part() -> None:
     parts = [("ab", ""), ("a", "b"), ("", "ab"), ("", ""), ("a\x00", "b"), ("a", "\x00b"), ("\udcff", "")]
-    schedules = [ChunkSchedule(), SMALL, ChunkSchedule(4, 8, 10), ChunkSchedule(8, 4, 10)]
+    schedules = [Chunks(), SMALL, Chunks(4, 8, 10), Chunks(8, 4, 10)]
     roots = [
         Roots(schedule, secret=secret).seed(model=model, cache_salt=salt)
         for schedule, secret, (model, salt) in itertools.product(schedules, (b"", b"a", b"b"), parts)

@@ -133,7 +133,7 @@ def test_a_clock_that_was_set_back_gives_no_negative_time() -> None:
 def test_the_opening_says_how_the_picker_cuts_and_routes() -> None:
     picker = a_picker()
     opening = tapping.opening_of(picker)
-    assert opening.chunk_bytes == picker.caches.table.schedule.chunk_bytes
+    assert opening.chunk_bytes == picker.caches.table.schedule.size_bytes
     assert opening.policy["spec"]["rule"] == picker.policy.spec.rule
     assert opening.hashing == tapping.opening_of(a_picker()).hashing
     other = Picker(DEFAULT_POLICY, rng=random.Random(1), secret=HashSecret(b"x" * 32))

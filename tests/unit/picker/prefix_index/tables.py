@@ -1,11 +1,12 @@
 """Small prefix tables for tests. Chunks are one byte each, so sizes are easy to follow."""
 
 from epp.base.types import ChunkHash, EndpointName
-from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
+from epp.config.policy import Chunks
+from epp.picker.prefix_index.table import PrefixTable
 from epp.picker.prefix_index.upkeep import add_endpoint
 from epp.picker.server_caches import hash_chain
 
-SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=1, later_from_bytes=0)
+SCHEDULE = Chunks(size_bytes=1, later_size_bytes=1, later_from_bytes=0)
 A, B, C = EndpointName("a"), EndpointName("b"), EndpointName("c")
 
 

@@ -13,8 +13,8 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
+from epp.config.policy import Chunks
 from epp.picker.prefix_index import table
-from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.server_caches import Roots, hash_chain
 
 SOURCE = (Path(table.__file__).parent / "_chain.c").read_text()
@@ -63,7 +63,7 @@ def forged_text(text: bytes, *, seed: int) -> bytes:
 
 
 def test_text_forged_for_a_known_seed_has_no_chunk_in_common_under_secret() -> None:
-    schedule = ChunkSchedule()
+    schedule = Chunks()
     known = Roots(schedule).seed(model="m")
     forged = forged_text(SYSTEM, seed=known)
     chains = [hash_chain(text, seed=known, schedule=schedule) for text in (SYSTEM, forged)]

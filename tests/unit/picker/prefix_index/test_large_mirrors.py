@@ -7,10 +7,11 @@ import random
 import pytest
 
 from epp.base.types import ChunkHash, EndpointName
+from epp.config.policy import Chunks
 from epp.picker.guesses import drop_guess, guess_chain
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.reported import credit
-from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
+from epp.picker.prefix_index.table import PrefixTable
 from epp.picker.prefix_index.upkeep import (
     add_endpoint,
     clear_endpoint,
@@ -21,7 +22,7 @@ from epp.picker.prefix_index.upkeep import (
 )
 from epp.picker.server_caches import hash_chain
 
-SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=1, later_from_bytes=0)
+SCHEDULE = Chunks(size_bytes=1, later_size_bytes=1, later_from_bytes=0)
 A, B = EndpointName("a"), EndpointName("b")
 MANY, STEP = 10_000, 4_096
 

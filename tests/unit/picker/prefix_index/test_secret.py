@@ -2,8 +2,8 @@
 
 import pytest
 
+from epp.config.policy import Chunks
 from epp.picker.prefix_index.secret import HashSecret, derived
-from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.server_caches import Roots
 
 ONE, OTHER = HashSecret(b"1" * 32, made_here=True), HashSecret(b"2" * 32, made_here=True)
@@ -29,7 +29,7 @@ def test_configured_secret_is_never_replaced_and_only_its_digest_is_shown() -> N
 
 
 def test_the_seed_of_hashes_depends_on_the_secret() -> None:
-    schedule = ChunkSchedule()
+    schedule = Chunks()
     seeds = {
         Roots(schedule, secret=s.key).seed(model="m") for s in (ONE, OTHER, derived(b"file"), HashSecret())
     }

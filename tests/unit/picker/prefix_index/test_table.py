@@ -1,14 +1,13 @@
 """What the prefix table promises, one behaviour at a time."""
 
-import pytest
-
+from epp.config.policy import Chunks
 from epp.picker.guesses import drop_guess, guess_chain
 from epp.picker.prefix_index.integrity import check_integrity
-from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
+from epp.picker.prefix_index.table import PrefixTable, chunks_in, end_bytes
 from epp.picker.prefix_index.upkeep import add_endpoint, clear_endpoint, drop_endpoint, evict, resize
 from tests.unit.picker.prefix_index.tables import A, B, C, chain, new_table
 
-SMALL = ChunkSchedule(chunk_bytes=4, later_chunk_bytes=10, later_from_bytes=8)
+SMALL = Chunks(size_bytes=4, later_size_bytes=10, later_from_bytes=8)
 
 
 def runs(table: PrefixTable) -> int:
@@ -16,24 +15,10 @@ def runs(table: PrefixTable) -> int:
 
 
 def test_default_schedule_cuts_a_400_kb_prompt_into_448_chunks() -> None:
-    schedule = ChunkSchedule()
-    assert schedule.chunks_in(16384) == 64
-    assert schedule.chunks_in(16384 + 384 * 1024) == 448
-    assert schedule.end_bytes(448) == 16384 + 384 * 1024
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"chunk_bytes": 0},
-        {"chunk_bytes": -1},
-        {"later_chunk_bytes": 0},
-        {"later_from_bytes": -1},
-    ],
-)
-def test_schedules_that_cut_nothing_are_refused(sizes: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="chunk"):
-        ChunkSchedule(**sizes)
+    schedule = Chunks()
+    assert chunks_in(schedule, 16384) == 64
+    assert chunks_in(schedule, 16384 + 384 * 1024) == 448
+    assert end_bytes(schedule, 448) == 16384 + 384 * 1024
 
 
 class TestRecord:

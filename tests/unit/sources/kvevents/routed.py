@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from epp.base.types import EndpointName
-from epp.picker.prefix_index.table import ChunkSchedule
+from epp.config.policy import Chunks
 from epp.picker.server_caches import hash_chain
 from epp.request.parse import parse_request
 from epp.sources.kvevents.mapping import Tokens
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
 
-SCHEDULE = ChunkSchedule(chunk_bytes=32, later_chunk_bytes=32, later_from_bytes=0)
+SCHEDULE = Chunks(size_bytes=32, later_size_bytes=32, later_from_bytes=0)
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
 TALK = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
 THINKS_LAST = "{% if enable_thinking is false %}no thoughts{% endif %}{{ effort or '' }}"

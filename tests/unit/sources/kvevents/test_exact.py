@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from epp.base.types import ApiKind, ChunkHash, EndpointName, InferenceRequest
-from epp.config.policy import PolicySpec
+from epp.config.policy import Chunks, PolicySpec
 from epp.picker.prefix_index.secret import HashSecret
-from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.prefix_index.upkeep import add_endpoint
 from epp.picker.server_caches import ServerCaches, hash_chain
 from epp.sources.kvevents.decoding import Algorithm, BlockHasher
@@ -21,7 +20,7 @@ from tests.unit.sources.kvevents.routed import NoLanguage
 
 A, B = EndpointName("a"), EndpointName("b")
 BLOCK = 16
-SCHEDULE = ChunkSchedule()
+SCHEDULE = Chunks()
 NO_TOKENIZER = ModelSettings(language=NoLanguage())
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from epp.picker.prefix_index.table import end_bytes
 from epp.sources.kvevents.decoding import BlockHasher
 from epp.sources.kvevents.language import FolderLanguage
 from epp.sources.kvevents.mapping import Language, Text, UnmappedError, align, map_prompt, read_conversation
@@ -39,7 +40,7 @@ def test_chunks_of_a_common_beginning_have_the_same_blocks(language: FolderLangu
     start = message("system", "the quick brown fox jumps over the lazy dog " * 5)
     one, ends_one = blocks_at(routed_chat(start, message("user", "pack my box with five")), language)
     two, ends_two = blocks_at(routed_chat(start, message("user", "漢字 dozen jugs " * 9)), language)
-    common = len(routed_chat(start).inference.prompt) // SCHEDULE.chunk_bytes
+    common = len(routed_chat(start).inference.prompt) // SCHEDULE.size_bytes
     assert ends_one[:common] == ends_two[:common]
     assert one[: ends_one[common - 1]] == two[: ends_two[common - 1]]
     assert ends_one[common - 1] > 8
@@ -59,7 +60,7 @@ def test_a_chunk_has_the_blocks_of_the_tokens_that_end_within_it(
     stripped = content.strip()
     shift = len(content) - len(content.lstrip())
     for chunk, found in enumerate(ends, 1):
-        end = SCHEDULE.end_bytes(chunk)
+        end = end_bytes(SCHEDULE, chunk)
         inside = len(prompt.inference.prompt[:end].partition(b"\xfe")[2].decode(errors="ignore"))
         chars = rendered.index(stripped) + min(max(inside - shift, 0), len(stripped))
         whole = sum(e <= chars for e in tokens.ends) // 4
