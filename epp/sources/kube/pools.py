@@ -69,11 +69,9 @@ class PoolWatch:
         if self._stated:
             ports = tuple(map(PoolPort, settings.target_ports))
             self._pool.found[name] = PoolSpec(PoolSelector(settings.selector), ports)
-        self._reflector = Reflector(access, self._pool, on_change=self._use_pool)
         self._followed = PoolSpec()
         """The pool whose pods are followed. Without labels it has none."""
         self.pods = pods_of(name, self._followed)
-        self._pod_reflector: Reflector[Pod] | None = None
         self._task: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
 
@@ -82,7 +80,8 @@ class PoolWatch:
             if self._stated:
                 self._use_pool()
                 await asyncio.get_running_loop().create_future()  # waits until cancelled
-            await self._access.keep("kubernetes", self._reflector.run)
+            reflector = Reflector(self._access, self._pool, on_change=self._use_pool)
+            await self._access.keep("kubernetes", reflector.run)
 
     @property
     def exists(self) -> bool:
@@ -92,7 +91,7 @@ class PoolWatch:
     @property
     def known(self) -> bool:
         """Whether the pods of the current pool have been listed, or are known not to exist."""
-        return (self._pod_reflector or self._reflector).synced
+        return self._pool.listed if self._task is None else self.pods.listed
 
     @property
     def starting(self) -> bool:
@@ -102,8 +101,7 @@ class PoolWatch:
     def check_integrity(self) -> None:
         endpoints = united([self.pods.found])
         assert len({e.name for e in endpoints}) == len(endpoints) == len({e.address for e in endpoints})
-        labels = self._followed.selector.match_labels
-        assert (self._pod_reflector is None) == (self._task is None) == (not labels)
+        assert (self._task is None) == (not self._followed.selector.match_labels)
         assert self.exists or self._task is None, "pods are followed for a pool that exists"
 
     def _use_pool(self) -> None:
@@ -122,15 +120,14 @@ class PoolWatch:
             return
         if self._task is not None:
             self._task.cancel()
-        self._task = self._pod_reflector = None
+            self._task = None
         self._followed, self.pods = pool, pods_of(self.name, pool, namespace=self._access.namespace)
         if labels:
             assert self._group is not None, "pods are followed only inside run()"
             self.pods.found.update(before.found)
-            self._pod_reflector = Reflector(self._access, self.pods, on_change=self._on_change)
+            run = Reflector(self._access, self.pods, on_change=self._on_change).run
             self._task = self._group.create_task(
-                self._access.keep("kubernetes", self._pod_reflector.run),
-                name=f"watch of the pods of {self.name}",
+                self._access.keep("kubernetes", run), name=f"watch of the pods of {self.name}"
             )
 
 

@@ -75,10 +75,13 @@ class Collection(Generic[T, V]):
         self.path = path
         self.selectors = tuple(selectors)
         self.found: dict[str, V] = {}
+        self.listed = False
+        """Whether the objects have been listed, so that those which are not here do not exist."""
         self._read = read
         self._most = most
 
     def replace(self, objects: Sequence[T]) -> bool:
+        self.listed = True
         gone = self.found.keys() - {each.metadata.name for each in objects}
         return any([*map(self._drop, gone), *map(self.put, objects)])
 
@@ -129,7 +132,7 @@ class _Event(msgspec.Struct, frozen=True):
 
 class Reflector(Generic[T]):
     """Keeps a collection up to date. `on_change` is called after each list, and after each event that changed
-    anything. `synced` is set by the first list and stays set.
+    anything.
     """
 
     def __init__(
@@ -148,7 +151,6 @@ class Reflector(Generic[T]):
         self._unreadable = ""
         """The last message about an object, or its status, that cannot be read."""
         self._object = msgspec.json.Decoder(collection.kind)
-        self.synced = False
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -168,7 +170,7 @@ class Reflector(Generic[T]):
             await asyncio.sleep(self._pauses.next_s())
 
     def check_integrity(self) -> None:
-        assert self.synced or not self._version, "a version comes with a list"
+        assert self._collection.listed or not self._version, "a version comes with a list"
 
     async def _list(self) -> None:
         found: list[T] = []
@@ -189,7 +191,6 @@ class Reflector(Generic[T]):
             raise ApiError(f"none of {listed} objects can be read")
         self._collection.replace(found)
         self._version = page.metadata.resource_version
-        self.synced = True
         self._report()
         self._on_change()
 

@@ -198,22 +198,12 @@ def _environment() -> Environment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = lambda value, ensure_ascii=False, **form: json.dumps(
+        value, ensure_ascii=ensure_ascii, **form
+    )
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # noqa: DTZ005 - servers use their local time too
     return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - called by templates
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,  # noqa: FBT001, FBT002 - called by templates
-) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
 
 
 def _raise(message: str) -> NoReturn:

@@ -71,8 +71,6 @@ class ExactService:
         self._exact: Exact
         self._context: Context
         self._followed: dict[EndpointName, Followed]
-        self._unreachable: dict[EndpointName, str]
-        """Why the events of a server cannot be followed."""
         self._look_at: float
         """Each run makes these."""
         self._gaps = {"found": 0, "lost": 0}
@@ -92,7 +90,7 @@ class ExactService:
         """Run until cancelled, or until an unexpected error. The error is raised once exact mode is off."""
         try:
             self._exact, self._context = self._make_exact(), new_context()
-            self._followed, self._unreachable, self._look_at = {}, {}, 0.0
+            self._followed, self._look_at = {}, 0.0
             await self._follow()
         except asyncio.CancelledError:
             raise
@@ -167,8 +165,8 @@ class ExactService:
 
     def _look(self) -> None:
         """Follow the wanted servers, and no others, and write the status."""
-        wanted, followed = self._wanted, self._followed
-        self._unreachable = {}
+        wanted, followed, before = self._wanted, self._followed, self.status
+        unreachable: dict[EndpointName, ExactServerStatus] = {}
         for name in [name for name, one in followed.items() if wanted.get(name) != one.source]:
             self._drop(name)
         for name, source in wanted.items():
@@ -181,9 +179,15 @@ class ExactService:
                     )
                     self._exact.add(name, model=source.model)
             except zmq.ZMQError as error:
-                self._unreachable[name] = f"{source.events}: {zmq.strerror(error.errno or 0)}"
+                why = f"cannot receive events: {source.events}: {zmq.strerror(error.errno or 0)}"
+                unreachable[name] = ExactServerStatus(state="off", reason=why, blocks=0, events=0)
                 self._drop(name)
-        before, self.status = self.status, self._new_status()
+        self.status = ExactStatus(
+            models=self._exact.models(),
+            servers={**self._exact.servers(), **unreachable},
+            gaps=dict(self._gaps),
+            malformed=self._exact.malformed,
+        )
         _log_changes("model", before.models, self.status.models)
         _log_changes("server", before.servers, self.status.servers)
         if self._exact.last_error:
@@ -195,20 +199,6 @@ class ExactService:
         if gone is not None:
             gone.close()
             self._exact.drop(name)
-
-    def _new_status(self) -> ExactStatus:
-        unreachable = {
-            name: ExactServerStatus(
-                state="off", reason=f"cannot receive events: {reason}", blocks=0, events=0
-            )
-            for name, reason in self._unreachable.items()
-        }
-        return ExactStatus(
-            models=self._exact.models(),
-            servers={**self._exact.servers(), **unreachable},
-            gaps=dict(self._gaps),
-            malformed=self._exact.malformed,
-        )
 
 
 def _log_changes(

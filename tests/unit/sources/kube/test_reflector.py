@@ -85,9 +85,7 @@ class Names:
         self.states.append(answers)
 
 
-async def play(
-    *script: object, kind: type[KubeObject] = Pod
-) -> tuple[ScriptedServer, Names, Reflector[KubeObject]]:
+async def play(*script: object, kind: type[KubeObject] = Pod) -> tuple[ScriptedServer, Names]:
     """Follow until the script ends."""
     server, names = ScriptedServer(*script), Names(kind)
     rng = random.Random(1)
@@ -101,11 +99,11 @@ async def play(
     assert finished, f"asked only {server.asked}"
     reflector.check_integrity()
     task.cancel()
-    return server, names, reflector
+    return server, names
 
 
 async def test_the_reflector_lists_and_then_watches_from_the_version_of_the_list() -> None:
-    server, names, reflector = await play(
+    server, names = await play(
         page_of_objects(5, raw("a", 1), raw("b", 2)),
         [event("ADDED", raw("c", 6)), event("MODIFIED", raw("a", 7)), event("DELETED", raw("b", 8))],
     )
@@ -113,20 +111,18 @@ async def test_the_reflector_lists_and_then_watches_from_the_version_of_the_list
     assert names.names == {"a", "c"}
     assert names.changes == 4
     assert names.states == [True]
-    assert reflector.synced
+    assert names.collection.listed
 
 
 async def test_a_long_list_comes_in_pages() -> None:
-    server, names, _ = await play(
-        page_of_objects(5, raw("a", 1), more="token"), page_of_objects(5, raw("b", 2))
-    )
+    server, names = await play(page_of_objects(5, raw("a", 1), more="token"), page_of_objects(5, raw("b", 2)))
     assert server.asked == ["list", "list continue=token", "watch 5"]
     assert names.names == {"a", "b"}
     assert names.changes == 1, "half a list is not handed on"
 
 
 async def test_a_bookmark_moves_the_version_without_a_change() -> None:
-    server, names, _ = await play(page_of_objects(5), [event("BOOKMARK", raw("", 99))])
+    server, names = await play(page_of_objects(5), [event("BOOKMARK", raw("", 99))])
     assert server.asked[-1] == "watch 99"
     assert names.changes == 1
 
@@ -138,7 +134,7 @@ UNREADABLE_ANSWERS = b"<html>", b"[]", b'{"type": 1}', b"\xff", b"[" * 100_000
     "watch", [[GONE], ApiError("expired", status=410), *([line] for line in UNREADABLE_ANSWERS)]
 )
 async def test_objects_are_listed_again_if_a_watch_cannot_continue(watch: object) -> None:
-    server, names, _ = await play(page_of_objects(5, raw("a", 1)), watch, page_of_objects(9, raw("b", 8)))
+    server, names = await play(page_of_objects(5, raw("a", 1)), watch, page_of_objects(9, raw("b", 8)))
     assert server.asked == ["list", "watch 5", "list", "watch 9"]
     assert names.names == {"b"}
     too_old = isinstance(watch, ApiError) or watch == [GONE]
@@ -149,7 +145,7 @@ UNREADABLE = {"metadata": {"name": 5, "resourceVersion": "6"}}
 
 
 async def test_an_unreadable_object_does_not_keep_others_out(caplog: pytest.LogCaptureFixture) -> None:
-    server, names, reflector = await play(
+    server, names = await play(
         page_of_objects(5, raw("a", 1), UNREADABLE, raw("b", 2)),
         [event("MODIFIED", UNREADABLE)],
         page_of_objects(9, raw("a", 1), UNREADABLE, raw("c", 8)),
@@ -157,14 +153,14 @@ async def test_an_unreadable_object_does_not_keep_others_out(caplog: pytest.LogC
     assert server.asked == ["list", "watch 5", "list", "watch 9"]
     assert names.names == {"a", "c"}
     assert names.states == [True]
-    assert reflector.synced
+    assert names.collection.listed
     said = [r.getMessage() for r in caplog.records if "does not count" in r.getMessage()]
     assert len(said) == 1, "the error is logged once and not at every list"
 
 
 async def test_an_object_with_an_unreadable_status_still_counts(caplog: pytest.LogCaptureFixture) -> None:
     odd = raw("a", 1) | {"status": {"conditions": "Ready"}}
-    server, names, _ = await play(page_of_objects(5, odd), [event("ADDED", odd | raw("b", 6))])
+    server, names = await play(page_of_objects(5, odd), [event("ADDED", odd | raw("b", 6))])
     assert server.asked == ["list", "watch 5", "watch 6"], "the picker does not ask for the list again"
     assert names.names == {"a", "b"}
     said = [r.getMessage() for r in caplog.records if "does not count" in r.getMessage()]
@@ -173,7 +169,7 @@ async def test_an_object_with_an_unreadable_status_still_counts(caplog: pytest.L
 
 
 async def test_if_no_object_can_be_read_the_last_known_objects_stay() -> None:
-    _, names, _ = await play(
+    _, names = await play(
         page_of_objects(5, raw("a", 1)),
         [event("MODIFIED", UNREADABLE)],
         page_of_objects(9, UNREADABLE),
@@ -185,9 +181,9 @@ async def test_if_no_object_can_be_read_the_last_known_objects_stay() -> None:
 
 async def test_an_object_that_would_take_long_to_decode_is_not_decoded() -> None:
     costly = {**raw("a", 1), "status": {"lastAccepted": {"spec": {"x": [0] * 200_000}}}}
-    _, names, _ = await play(page_of_objects(5, costly, raw("b", 2)), kind=PolicyObject)
+    _, names = await play(page_of_objects(5, costly, raw("b", 2)), kind=PolicyObject)
     assert names.names == {"b"}
-    _, names, _ = await play(page_of_objects(5, costly, raw("b", 2)))
+    _, names = await play(page_of_objects(5, costly, raw("b", 2)))
     assert names.names == {"a", "b"}, "a kind that is read by its fields skips the rest at once"
 
 
@@ -197,7 +193,7 @@ async def test_watch_left_early_is_closed_and_not_left_to_the_garbage_collector(
     left: list[object] = []
     sys.set_asyncgen_hooks(finalizer=left.append)
     try:
-        server, _, _ = await play(
+        server, _ = await play(
             page_of_objects(5), [last, event("ADDED", raw("never read", 6))], page_of_objects(9)
         )
     finally:
@@ -207,7 +203,7 @@ async def test_watch_left_early_is_closed_and_not_left_to_the_garbage_collector(
 
 
 async def test_an_unreachable_api_server_is_asked_again_and_known_objects_stay() -> None:
-    server, names, reflector = await play(
+    server, names = await play(
         page_of_objects(5, raw("a", 1)),
         [event("ADDED", raw("b", 6)), ApiError("reset")],
         ApiError("refused"),
@@ -216,20 +212,18 @@ async def test_an_unreachable_api_server_is_asked_again_and_known_objects_stay()
     assert server.asked == ["list", "watch 5", "watch 6", "watch 6", "watch 7"]
     assert names.names == {"a", "b", "c"}
     assert names.states == [True, False, True]
-    assert reflector.synced
+    assert names.collection.listed
 
 
 async def test_before_the_first_list_nothing_is_known() -> None:
-    server, names, reflector = await play(
-        ApiError("refused"), ApiError("forbidden", status=403), page_of_objects(5)
-    )
+    server, names = await play(ApiError("refused"), ApiError("forbidden", status=403), page_of_objects(5))
     assert server.asked == ["list", "list", "list", "watch 5"]
     assert names.states == [False, False, True]
-    assert reflector.synced
+    assert names.collection.listed
 
 
 async def test_an_expired_list_token_starts_the_list_again() -> None:
-    server, names, _ = await play(
+    server, names = await play(
         page_of_objects(5, raw("a", 1), more="token"),
         ApiError("expired", status=410),
         page_of_objects(9, raw("b", 1)),
