@@ -61,7 +61,6 @@ class Acceptor:
         self._most_arriving = most_arriving
         self._fault = on_fault
         self._listener: socket.socket | None = None
-        self._resuming: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     @property
@@ -72,7 +71,7 @@ class Acceptor:
         """Accept the connections of a listening socket, and own this socket."""
         listener.setblocking(False)
         self._listener = listener
-        self._listen(listener)
+        self._listen()
 
     async def stop(self) -> None:
         """Close the listening socket and cancel the tasks. A second call does nothing."""
@@ -81,15 +80,14 @@ class Acceptor:
         listener, self._listener = self._listener, None
         asyncio.get_running_loop().remove_reader(listener)
         listener.close()
-        if self._resuming is not None:
-            self._resuming.cancel()
         await asyncio.sleep(0)  # A task that is cancelled before it begins does not close its socket.
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _listen(self, listener: socket.socket) -> None:
-        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+    def _listen(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
 
     def _accept(self, listener: socket.socket) -> None:
         """Accept one connection. Connections without room are refused at once, so that file descriptors
@@ -104,7 +102,7 @@ class Acceptor:
             self._fault("accept_failed")
             _log.warning("a connection could not be accepted: %s", error.strerror)
             loop.remove_reader(listener)
-            self._resuming = loop.call_later(_RETRY_S, self._listen, listener)
+            loop.call_later(_RETRY_S, self._listen)
             return
         if len(self._tasks) >= self._most_arriving:
             oldest = next(iter(self._tasks))

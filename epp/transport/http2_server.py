@@ -77,16 +77,15 @@ class Http2Server:
         self._acceptor = Acceptor(
             self._welcome, has_room=self.make_room, most_arriving=_HANDSHAKES, on_fault=on_fault
         )
-        self._context: Callable[[], ssl.SSLContext] | None = None
+        self._certificates: Certificates | None = None
         self._ticking: asyncio.TimerHandle | None = None
 
     async def start(self, listen: Listen) -> int:
         """Bind and serve. Return the port, or 0 for a unix socket. Raises ConfigError if the address or a
         certificate cannot be used.
         """
-        certificates = None if listen.tls is None else Certificates(listen.tls)
+        self._certificates = None if listen.tls is None else Certificates(listen.tls)
         sock = bound(listen)
-        self._context = None if certificates is None else certificates.current
         self._acceptor.start(sock)
         self._tick()
         return 0 if sock.family == socket.AF_UNIX else int(sock.getsockname()[1])
@@ -156,14 +155,12 @@ class Http2Server:
         return False
 
     async def _welcome(self, sock: socket.socket) -> None:
-        loop, context = asyncio.get_running_loop(), self._context
+        context = None if self._certificates is None else self._certificates.current()
+        longest_s = None if context is None else _HANDSHAKE_S
         try:
-            if context is None:
-                await loop.connect_accepted_socket(lambda: Peer(self), sock)
-            else:
-                await loop.connect_accepted_socket(
-                    lambda: Peer(self), sock, ssl=context(), ssl_handshake_timeout=_HANDSHAKE_S
-                )
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: Peer(self), sock, ssl=context, ssl_handshake_timeout=longest_s
+            )
         except OSError:  # ssl.SSLError and time-outs are OSErrors
             self.fault("tls_handshake" if context is not None else "accept_failed")
             raise
@@ -231,11 +228,12 @@ class Certificates:
     """Holds the TLS context from the last time when the files fitted together."""
 
     def __init__(self, tls: Tls) -> None:
+        """Read the files. Raises ConfigError if they cannot be used."""
         self._tls = tls
         self._files = [Path(p) for p in (tls.cert_file, tls.key_file, tls.client_ca_file) if p]
+        self._seen: list[tuple[int, int, int]] = []
         try:
-            self._seen = self._stamp()
-            self._latest = ssl_context(tls)
+            self._renew()
         except ssl.SSLError as error:
             raise ConfigError(
                 f"listen.tls: {tls.cert_file}, {tls.key_file}: {error.reason or error}"
@@ -246,34 +244,32 @@ class Certificates:
     def current(self) -> ssl.SSLContext:
         """Return the context, made anew if the files have changed."""
         try:
-            stamp = self._stamp()
-            if stamp != self._seen:
-                self._latest = ssl_context(self._tls)
-                self._seen = stamp
+            if self._renew():
                 _log.info("certificates were renewed: %s", self._tls.cert_file)
         except OSError as error:  # ssl.SSLError is an OSError
             _log.warning("the new certificates cannot be used; the old ones stay in use: %s", error)
         return self._latest
 
-    def _stamp(self) -> list[tuple[int, int, int]]:
+    def _renew(self) -> bool:
+        """Read the files if they have changed. Returns whether they have. Raises OSError or ssl.SSLError."""
         stats = [path.stat() for path in self._files]
-        return [(s.st_mtime_ns, s.st_ino, s.st_size) for s in stats]
+        stamp = [(s.st_mtime_ns, s.st_ino, s.st_size) for s in stats]
+        if stamp == self._seen:
+            return False
+        self._latest, self._seen = self._context(), stamp
+        return True
 
-
-def ssl_context(tls: Tls) -> ssl.SSLContext:
-    """Return the TLS context of an HTTP/2 server. Clients must show a certificate if a client CA is
-    configured. Raises OSError or ssl.SSLError.
-    """
-    for path in (tls.cert_file, tls.key_file, tls.client_ca_file):
-        if path:
-            Path(path).read_bytes()  # the error of ssl itself does not name the file
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["h2"])
-    context.load_cert_chain(tls.cert_file, tls.key_file)
-    if tls.client_ca_file:
-        context.verify_mode = ssl.CERT_REQUIRED
-        # gRPC does the same: the file may hold an intermediate authority, or the certificate of one client.
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        context.load_verify_locations(tls.client_ca_file)
-    return context
+    def _context(self) -> ssl.SSLContext:
+        """Return a context. Clients must show a certificate if a client CA is configured."""
+        for path in self._files:
+            path.read_bytes()  # the error of ssl itself does not name the file
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["h2"])
+        context.load_cert_chain(self._tls.cert_file, self._tls.key_file)
+        if self._tls.client_ca_file:
+            context.verify_mode = ssl.CERT_REQUIRED
+            # gRPC does the same: the file may hold an intermediate authority, or one client's certificate.
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            context.load_verify_locations(self._tls.client_ca_file)
+        return context

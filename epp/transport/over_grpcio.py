@@ -9,6 +9,7 @@ visible, so an overload of the picker is not noticed.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,12 +21,27 @@ from epp.base.errors import ConfigError
 from epp.config.sections import Listen
 from epp.protocol.calls import Handler, Service
 from epp.protocol.header_names import TRACEPARENT
-from epp.transport.http2.messages import OK, Reply
+from epp.transport.http2.messages import OK, UNKNOWN, Reply
 from epp.transport.http2_server import SOCKET_MODE
+
+_log = logging.getLogger(__name__)
 
 _EOF: Final[object] = grpc.aio.EOF
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 _STATUSES: Final = {code.value[0]: code for code in grpc.StatusCode}
+_OPTIONS: Final = (
+    ("grpc.max_send_message_length", -1),
+    # A port that another process uses is a mistake to report, so it is not shared.
+    ("grpc.so_reuseport", 0),
+    # Without these settings, gRPC drops a data plane that sends keepalives every second, with all its
+    # streams.
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Streams that come at the same moment wait for their turn. By default gRPC refuses some of them at random
+    # if there are over 1,000.
+    ("grpc.server.max_pending_requests", 2**31 - 1),
+    ("grpc.server.max_pending_requests_hard_limit", 2**31 - 1),
+)
 
 
 class GrpcioTransport(grpc.GenericRpcHandler):
@@ -47,10 +63,16 @@ class GrpcioTransport(grpc.GenericRpcHandler):
 
     async def start(self, listen: Listen) -> int:
         """Bind and serve. Return the port, or 0 for a unix socket. Raises ConfigError if it cannot listen."""
-        server = self._server = grpc.aio.server(options=self._options())
-        server.add_generic_rpc_handlers((self,))
-        port = _bind(server, listen)
-        await server.start()
+        address, size = listen.address, ("grpc.max_receive_message_length", self._max_message_bytes)
+        self._server = grpc.aio.server(handlers=(self,), options=(size, *_OPTIONS))
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ConfigError(f"listen.address: cannot listen on {address}: {error}") from error
+        if address.startswith("unix:"):
+            port = 0
+            Path(address.removeprefix("unix:")).chmod(SOCKET_MODE)
+        await self._server.start()
         return port
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
@@ -61,27 +83,10 @@ class GrpcioTransport(grpc.GenericRpcHandler):
     async def stop(self, grace_s: float) -> None:
         """Close the socket, and cancel the calls still in flight after `grace_s`."""
         if self._server is not None:
-            server, self._server = self._server, None
-            await server.stop(grace_s)
+            await self._server.stop(grace_s)
 
     def check_integrity(self) -> None:
         """Check nothing, because gRPC keeps the state."""
-
-    def _options(self) -> list[tuple[str, int]]:
-        return [
-            ("grpc.max_receive_message_length", self._max_message_bytes),
-            ("grpc.max_send_message_length", -1),
-            # A port that another process uses is a mistake to report, so it is not shared.
-            ("grpc.so_reuseport", 0),
-            # Without these settings, gRPC drops a data plane that sends keepalives every second, with all its
-            # streams.
-            ("grpc.http2.max_ping_strikes", 0),
-            ("grpc.keepalive_permit_without_calls", 1),
-            # Streams that come at the same moment wait for their turn. By default gRPC refuses some of them
-            # at random if there are over 1,000.
-            ("grpc.server.max_pending_requests", 2**31 - 1),
-            ("grpc.server.max_pending_requests_hard_limit", 2**31 - 1),
-        ]
 
     async def _serve(self, service: Service, _: object, context: _Context) -> None:
         """Serve one call: write its answers, while a task of its own reads its messages. This task ends with
@@ -89,15 +94,12 @@ class GrpcioTransport(grpc.GenericRpcHandler):
         """
         call = _Call(context)
         handler = service(call)
-        reading = asyncio.ensure_future(self._read(call, handler))
-        reading.add_done_callback(call.read_through)
+        call.reading = asyncio.ensure_future(self._read(call, handler))
         try:
             while (message := await call.answers.get()) is not None:
                 await context.write(message)
                 if call.answers.empty():
                     call.written.set()
-            if call.broken:
-                await reading
         finally:
             call.is_open = False
             call.written.set()
@@ -116,21 +118,11 @@ class GrpcioTransport(grpc.GenericRpcHandler):
                     self._after_writing(now=self._clock())
             if call.is_open:
                 handler.half_closed(now=self._clock())
-        except Exception:
-            call.broken = True
-            raise
-
-
-def _bind(server: grpc.aio.Server, listen: Listen) -> int:
-    address = listen.address
-    try:
-        port = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise ConfigError(f"listen.address: cannot listen on {address}: {error}") from error
-    if not address.startswith("unix:"):
-        return port
-    Path(address.removeprefix("unix:")).chmod(SOCKET_MODE)
-    return 0
+        except Exception:  # noqa: BLE001 - whatever it is, the caller hears of it
+            if call.is_open:
+                _log.exception("a call failed")
+                call.broken = True
+                call.end(UNKNOWN, "the service failed")
 
 
 class _Call:
@@ -138,6 +130,7 @@ class _Call:
 
     def __init__(self, context: _Context) -> None:
         self.context = context
+        self.reading: asyncio.Future[None] | None = None
         self.answers: asyncio.Queue[bytes | None] = asyncio.Queue()
         """The messages to be written. None: the call is over."""
         self.written = asyncio.Event()
@@ -152,7 +145,6 @@ class _Call:
 
     @property
     def trace(self) -> str:
-        """The trace context of the call itself."""
         values = [value for key, value in self.context.invocation_metadata() or () if key == TRACEPARENT]
         return values[0] if len(values) == 1 and isinstance(values[0], str) else ""
 
@@ -174,8 +166,3 @@ class _Call:
         self.is_open = False
         self.status, self.details = status, details
         self.answers.put_nowait(None)
-
-    def read_through(self, reading: asyncio.Future[None]) -> None:
-        """End the call if its messages cannot be read. Reads the exception too, which asyncio would log."""
-        if reading.cancelled() or reading.exception() is not None:
-            self.answers.put_nowait(None)

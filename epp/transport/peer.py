@@ -123,7 +123,6 @@ class Peer(asyncio.Protocol):
         """When we ended our side. inf: we have not."""
         self._paused_at = inf
         """Since when we have not read, until the first read after that. inf: we read."""
-        self._reading = True
         self._read_at = 0.0
         self._read_after = 0.0
         """The bytes that were read last arrived after this moment."""
@@ -150,8 +149,7 @@ class Peer(asyncio.Protocol):
         now, turns = self.server.now(), self.server.turns
         if not self.connection.pending:
             self._read_after = min(max(min(now, turns.busy_since), self._read_at), self._paused_at)
-        if self._reading:
-            self._paused_at = inf
+        self._paused_at = inf
         self._read_at = now
         if now > turns.ends:
             self._take_in(self.connection.receive(data, now=now, limit=0), now=now)
@@ -161,12 +159,10 @@ class Peer(asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         self.server.left(self)
-        now = self.server.now()
-        self.in_turn = True
+        now, self.transport = self.server.now(), None
         self.connection.close(now=now)
         for call in list(self._calls.values()):
             self._gone(call, now=now)
-        self.transport = None
 
     def pause_writing(self) -> None:
         self._unread_since = self.server.now()
@@ -191,7 +187,8 @@ class Peer(asyncio.Protocol):
     def close(self, *, reason: str = "") -> None:
         """Close at once, and end all calls. reason: the fault of the peer, if there is one."""
         now = self.server.now()
-        self._handle_unasked(self.connection.close(now=now, reason=reason), now=now)
+        self._take_in(self.connection.close(now=now, reason=reason), now=now)
+        self.flush()
 
     def give_way(self) -> None:
         """Close at once for a newcomer, since this peer has no calls."""
@@ -211,14 +208,8 @@ class Peer(asyncio.Protocol):
         elif now - self._closing_since > _CLOSING_S:
             self.abort()
         else:
-            self._handle_unasked(self.connection.tick(now=now), now=now)
-
-    def _handle_unasked(self, events: list[Event], *, now: float) -> None:
-        """Handle events that no received bytes caused."""
-        self.in_turn = True
-        self._take_in(events, now=now)
-        self.in_turn = False
-        self.flush()
+            self._take_in(self.connection.tick(now=now), now=now)
+            self.flush()
 
     def flush_soon(self) -> None:
         """Write the answer that a handler gave outside of the peer's turn."""
@@ -342,10 +333,8 @@ class Peer(asyncio.Protocol):
             self.flush_soon()
 
     def _later(self) -> None:
-        """Let the remaining work wait for the next turn. If the work is frames or many bytes, nothing more is
-        read until then.
-        """
-        if self.connection.pending or self.waiting_bytes > _MOST_WAITING_BYTES:
+        """Let the remaining work wait for the next turn."""
+        if self._must_pause:
             self._pause()
         if not self._waits and self._unread_since == inf:
             self._waits = True
@@ -356,18 +345,15 @@ class Peer(asyncio.Protocol):
         if self.transport is None or self.transport.is_closing():
             return
         self._turn(b"", now=self.server.now())
-        if (
-            not self._reading
-            and not self.connection.pending
-            and self.waiting_bytes <= _MOST_WAITING_BYTES
-            and self._unread_since == inf
-            and not self.transport.is_closing()
-        ):
-            self._reading = True
+        if not self._must_pause and self._unread_since == inf:
             self.transport.resume_reading()
 
+    @property
+    def _must_pause(self) -> bool:
+        """Whether so much work is left, as frames or as many bytes, that nothing more may be read."""
+        return self.connection.pending or self.waiting_bytes > _MOST_WAITING_BYTES
+
     def _pause(self) -> None:
-        self._reading = False
         self._paused_at = min(self._paused_at, self.server.now())
         if self.transport is not None:
             self.transport.pause_reading()

@@ -76,18 +76,18 @@ class Pump:
         self._after = after
         self._timer: asyncio.TimerHandle | None = None
         self._due = inf
-        self._stopped = False
+        """When the timer rings. inf: there is none. -inf: there will be none."""
 
     def soon(self) -> None:
         self._set(self._clock() + _SOON_S)
 
     def stop(self) -> None:
-        self._stopped = True
+        self._due = -inf
         if self._timer is not None:
             self._timer.cancel()
 
     def _set(self, due: float) -> None:
-        if self._stopped or (self._timer is not None and self._due <= due):
+        if self._due <= due:
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -95,7 +95,7 @@ class Pump:
         self._timer = asyncio.get_running_loop().call_later(max(0.0, due - self._clock()), self._ring)
 
     def _ring(self) -> None:
-        self._timer, self._due = None, inf
+        self._due = inf
         now = self._clock()
         try:
             self._gate.pump(now=now)
@@ -129,13 +129,16 @@ class ExtProcServer:
         self._pump = Pump(gate, clock=clock, after=picker.tidy) if gate is not None else None
         if self._pump is not None:
             self._streams.on_room = self._pump.soon
+        self._http2 = partial(
+            Http2Server, clock=clock, on_fault=self._streams.fault, after_writing=picker.tidy
+        )
         self.transport = self._transport()
         """The transport that carries the calls: our HTTP/2 or grpcio. Callers only read it."""
         self._probed = self._http2(
             self.health.services(),
-            message_bytes=MOST_QUESTION_BYTES,
-            held_bytes=_MOST_PROBERS * MOST_QUESTION_BYTES,
-            peers=_MOST_PROBERS,
+            limits=Limits(max_message_bytes=MOST_QUESTION_BYTES),
+            max_held_bytes=_MOST_PROBERS * MOST_QUESTION_BYTES,
+            max_peers=_MOST_PROBERS,
         )
         """Answers probes at `listen.health_address`, if there is one."""
         self.port = 0
@@ -202,8 +205,7 @@ class ExtProcServer:
         """Return the transport that the settings ask for. gRPC's is imported only if it is asked for, because
         it starts its own threads.
         """
-        streams = self._streams
-        most_bytes = streams.max_message_bytes
+        most_bytes = self._streams.max_message_bytes
         if self._listen.transport == "grpcio":
             from epp.transport.over_grpcio import GrpcioTransport  # noqa: PLC0415
 
@@ -211,22 +213,11 @@ class ExtProcServer:
                 self._services(),
                 max_message_bytes=most_bytes,
                 clock=self._clock,
-                after_writing=streams.picker.tidy,
+                after_writing=self._streams.picker.tidy,
             )
-        held_bytes = max(streams.context.settings.room.max_bytes, most_bytes)
         return self._http2(
-            self._services(), message_bytes=most_bytes, held_bytes=held_bytes, peers=max_peers()
-        )
-
-    def _http2(
-        self, services: Mapping[str, Service], *, message_bytes: int, held_bytes: int, peers: int
-    ) -> Http2Server:
-        return Http2Server(
-            services,
-            limits=Limits(max_message_bytes=message_bytes),
-            max_held_bytes=held_bytes,
-            max_peers=peers,
-            clock=self._clock,
-            on_fault=self._streams.fault,
-            after_writing=self._streams.picker.tidy,
+            self._services(),
+            limits=Limits(max_message_bytes=most_bytes),
+            max_held_bytes=max(self._streams.context.settings.room.max_bytes, most_bytes),
+            max_peers=max_peers(),
         )
