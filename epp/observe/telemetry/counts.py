@@ -37,8 +37,6 @@ class Distribution:
 
 ByLabel = defaultdict[str, float]
 ByLabels = defaultdict[tuple[str, ...], float]
-_by_label: Final = partial(ByLabel, float)
-_by_labels: Final = partial(ByLabels, float)
 _fine: Final = partial(
     Distribution, (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 )
@@ -56,10 +54,9 @@ class RequestCounts:
         "picker let the stream go early) or refused. A refused request has no API kind.",
         "outcome",
         "kind",
-        default_factory=_by_labels,
     )
     in_flight: int = gauge(
-        "epp_in_flight", "Requests that have an endpoint and whose streams are still open.", default=0
+        "epp_in_flight", "Requests that have an endpoint and whose streams are still open."
     )
     pick_seconds: Distribution = histogram(
         "epp_pick_seconds",
@@ -80,30 +77,25 @@ class RequestCounts:
         "not_understood (the body does not have the shape of its API), "
         "no_room (unfinished bodies together are over streams.maxHeldBodyBytes).",
         "reason",
-        default_factory=_by_label,
     )
     prompt_tokens: int = counter(
         "epp_prompt_tokens_total",
         "Estimated prompt tokens of the requests that servers have computed.",
-        default=0,
     )
     matched_tokens: int = counter(
         "epp_matched_tokens_total",
         "Tokens of epp_prompt_tokens_total that the picker expected in the prefix cache of the chosen "
         "endpoint.",
-        default=0,
     )
     sampled_predicted: int = counter(
         "epp_sampled_predicted_tokens_total",
         "Tokens that the picker expected in the cache, for sampled answers in which the server reported "
         "its cached tokens.",
-        default=0,
     )
     sampled_cached: int = counter(
         "epp_sampled_cached_tokens_total",
         "Tokens that the servers reported as cached, for the same answers as "
         "epp_sampled_predicted_tokens_total. Divide one by the other to see how good the prediction is.",
-        default=0,
     )
     sampled_ttft: Distribution = histogram(
         "epp_sampled_ttft_seconds",
@@ -114,25 +106,21 @@ class RequestCounts:
         "epp_sampled_predicted_seconds_total",
         "Predicted times from the pick to the end of the prefill, for the same answers. Divide by "
         "the sum of epp_sampled_ttft_seconds to see how good the prediction is.",
-        default=0.0,
     )
     refused: ByLabel = counter(
         "epp_refused_total",
         "Requests that the picker answered itself with an error.",
         "reason",
-        default_factory=_by_label,
     )
     mismatches: int = counter(
         "epp_served_mismatch_total",
         "Answers that came from another endpoint than the first choice, because the data plane retried or "
         "skipped the first choice.",
-        default=0,
     )
     protocol_errors: ByLabel = counter(
         "epp_protocol_errors_total",
         "Messages from the data plane that break the protocol.",
         "reason",
-        default_factory=_by_label,
     )
     dry_run: ByLabels = counter(
         "epp_dry_run_picks_total",
@@ -140,7 +128,6 @@ class RequestCounts:
         "same endpoint.",
         "policy",
         "agrees",
-        default_factory=_by_labels,
     )
 
 
@@ -153,18 +140,15 @@ class ServerCounts:
         "Picks, by the first endpoint of the answer and the reason of the choice. The count starts again "
         "from 0 when an endpoint leaves and comes back.",
         "reason",
-        default_factory=_by_label,
     )
     prefill_picks: int = counter(
         "epp_prefill_picks_total",
         "Picks in which a second endpoint was asked to compute the prompt, by this prefill endpoint. The "
         "count starts again from 0 when an endpoint leaves and comes back.",
-        default=0,
     )
     prefill_tokens: int = counter(
         "epp_prefill_tokens_total",
         "Prompt tokens that prefill endpoints were asked to compute in the picks of epp_prefill_picks_total.",
-        default=0,
     )
     answers: ByLabel = counter(
         "epp_answers_total",
@@ -172,20 +156,17 @@ class ServerCounts:
         "4xx, 404, 429 or 5xx. An error that a body tells after a 200 counts as 2xx here; the decision has "
         "its code, and epp_endpoint_failure_share rises. The count starts again from 0 when an endpoint leaves and comes back.",
         "class",
-        default_factory=_by_label,
     )
     cut: int = counter(
         "epp_cut_answers_total",
         "Answers of an endpoint that began with a 2xx status and that the endpoint broke off midway, as "
         "the data plane's access log says. The count starts again from 0 when an endpoint leaves and comes "
         "back.",
-        default=0,
     )
     headers_s: float = counter(
         "epp_time_to_headers_seconds_total",
         "Seconds from the pick to the headers of the answer, added up over the answers of an endpoint. "
         "Divide by epp_answers_total for the mean.",
-        default=0.0,
     )
 
 
@@ -198,26 +179,22 @@ class ProcessCounts:
         "Changes of watched files, by file and by result (accepted or refused).",
         "source",
         "result",
-        default_factory=_by_labels,
     )
     reload_ok: ByLabel = gauge(
         "epp_reload_ok",
         "1 while the newest content of a watched file is in use, 0 while the picker refuses this content.",
         "source",
-        default_factory=_by_label,
     )
     followed: ByLabel = gauge(
         "epp_kubernetes_followed",
         "1 while the picker can watch this resource on the API server, 0 while it works with the last "
         "known state.",
         "resource",
-        default_factory=_by_label,
     )
     policies: ByLabel = gauge(
         "epp_kubernetes_policies",
         "PrefixRoutingPolicies for the pool, by state (accepted or refused).",
         "state",
-        default_factory=_by_label,
     )
     loop_lag: Distribution = histogram(
         "epp_loop_lag_seconds",
@@ -228,7 +205,6 @@ class ProcessCounts:
     tasks: int = gauge(
         "epp_tasks",
         "Tasks of the event loop: one for each open stream, scrape and connection, and a few more.",
-        default=0,
     )
 
 

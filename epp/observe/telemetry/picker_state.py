@@ -28,17 +28,15 @@ class EndpointStatus:
     """LoRA adapters that the picker believes to be loaded there."""
     ready: bool = gauge("epp_endpoint_ready", "1 while requests may go to the endpoint.", default=True)
     in_flight: int = gauge(
-        "epp_endpoint_in_flight", "Requests that this picker has in flight on the endpoint.", default=0
+        "epp_endpoint_in_flight", "Requests that this picker has in flight on the endpoint."
     )
     peers_in_flight: int = gauge(
         "epp_endpoint_peers_in_flight",
         "Requests that other pickers report in flight on the endpoint.",
-        default=0,
     )
     backlog_tokens: float = gauge(
         "epp_endpoint_backlog_tokens",
         "Estimated prompt tokens that were sent to the endpoint and are not computed yet.",
-        default=0.0,
     )
     computed_tokens_per_s: float = 0.0
     """Prompt tokens per second that the endpoint computed recently."""
@@ -81,7 +79,7 @@ class EndpointStatus:
     table_capacity_bytes: int = 0
     """Upper bound of `table_bytes`."""
     table_evictions: int = counter(
-        "epp_table_evictions_total", "Table entries of the endpoint that were evicted.", default=0
+        "epp_table_evictions_total", "Table entries of the endpoint that were evicted."
     )
     scrape_age_s: float | None = gauge(
         "epp_endpoint_scrape_age_seconds",
@@ -98,7 +96,6 @@ class EndpointStatus:
         "Share of the endpoint's recent answers that failed, as a moving average. Failures are 5xx, 429, "
         "connections that broke before the answer, and answers that broke off midway. The share is 1 for "
         "an endpoint whose requests hang.",
-        default=0.0,
     )
     left_out: str = ""
     """Why the endpoint gets only trial requests. Empty: it is not left out."""
@@ -154,9 +151,7 @@ class PickerStatus:
     """The current state of the whole picker."""
 
     endpoints: tuple[EndpointStatus, ...] = ()
-    table_entries: int = gauge(
-        "epp_table_size_entries", "Entries of the prefix table for all endpoints.", default=0
-    )
+    table_entries: int = gauge("epp_table_size_entries", "Entries of the prefix table for all endpoints.")
     """A chunk that several endpoints hold counts once for each of them."""
     policy: str = ""
     rule: str = ""
@@ -165,26 +160,22 @@ class PickerStatus:
         "Always 1. The labels name the policy and the rule in use.",
         "policy",
         "rule",
-        default_factory=dict,
     )
     draining: bool = gauge("epp_draining", "1 while the picker drains after SIGTERM.", default=False)
     without_model_list: int = gauge(
         "epp_endpoints_without_model_list",
         "Endpoints whose list of models (`/v1/models`) the picker has not read yet. While there are any, "
         "the picker refuses no model as unknown (docs/models.md).",
-        default=0,
     )
     held_body_bytes: int = gauge(
         "epp_held_body_bytes",
         "Bytes of unfinished request bodies that this worker holds. `streams.maxHeldBodyBytes` is the "
         "upper bound.",
-        default=0,
     )
     overload_ratio: float = gauge(
         "epp_overload_ratio",
         "Share of new requests that the picker routes by load without reading them, because the picker "
         "itself is overloaded.",
-        default=0.0,
     )
     goal_s: float = 2.0
     """Wait at which a pool counts as saturated, by the policy."""
@@ -198,21 +189,18 @@ class PickerStatus:
         "sharing, exact, probes, explain, page, housekeeping, readiness. After each failure the "
         "loop is started again after a pause. The log says why it failed.",
         "source",
-        default_factory=dict,
     )
     probes: Mapping[Verdict, int] = counter(
         "epp_probes_total",
         "Requests of one token that the picker itself sent to servers whose answers had failed, by "
         "verdict: well, ill, refused (4xx), unclear (no connection, or too long an answer).",
         "verdict",
-        default_factory=dict,
     )
     log_lines_left_out: Mapping[str, int] = counter(
         "epp_log_lines_left_out_total",
         "Log lines that were not written, by reason: dropped (standard error was not read fast enough), "
         "repeated (one place in the code logged more than 100 lines in 10 s).",
         "reason",
-        default_factory=dict,
     )
     sharing: SharingStatus | None = None
     """None: this picker shares with no other picker."""

@@ -113,11 +113,9 @@ class FlowStatus:
         "Tokens of the requests that flow control let go, by base model and tenant: uncached prompt tokens, "
         "and twice the tokens that their answers probably have. The first 32 tenants have a label of their own. All others share the label `(others)`.",
         "tenant",
-        default_factory=dict,
     )
     unknown_objectives: int = counter(
         "epp_flow_unknown_objectives_total",
         "Requests whose objective header names neither an InferenceObjective of the picker's pools nor a name "
         "in flow.objectives. They have the priority that they would have without this header.",
-        default=0,
     )

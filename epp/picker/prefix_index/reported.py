@@ -166,12 +166,10 @@ class ExactStatus:
     dropped_prompts: int = counter(
         "epp_exact_dropped_prompts_total",
         "Routed prompts that exact mode skipped because too many were waiting.",
-        default=0,
     )
     corrections: Mapping[str, int] = counter(
         "epp_exact_corrections_total",
         "Corrections of the prefix table by KV events. credited: chains added for a server that holds "
         "them. forgotten: entries removed for a server that does not hold them.",
         "kind",
-        default_factory=dict,
     )
