@@ -6,9 +6,10 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -18,7 +19,7 @@ from yarl import URL
 
 from epp.base.errors import NoEndpointError
 from epp.base.types import Address, EndpointName
-from epp.observe.telemetry.admin import BoundedConnections
+from epp.observe.telemetry.admin import serve_briefly
 from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
@@ -267,8 +268,11 @@ class ReadySender(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def listening(bound: BoundedConnections) -> AsyncIterator[Address]:
-    listener, acceptor = socket.create_server(("127.0.0.1", 0)), Acceptor(bound.welcome)
+async def listening(
+    accept: Callable[[], asyncio.Protocol] = ReadySender, *, lifetime_s: float = 3600, most: int = 3
+) -> AsyncIterator[Address]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    acceptor = Acceptor(partial(serve_briefly, accept, lifetime_s=lifetime_s), most_arriving=most)
     acceptor.start(listener)
     try:
         yield Address("127.0.0.1", listener.getsockname()[1])
@@ -277,8 +281,7 @@ async def listening(bound: BoundedConnections) -> AsyncIterator[Address]:
 
 
 async def test_the_oldest_connection_makes_room_for_a_new_one() -> None:
-    bound = BoundedConnections(ReadySender, limit=3, lifetime_s=3600)
-    async with listening(bound) as address, AsyncExitStack() as stack:
+    async with listening() as address, AsyncExitStack() as stack:
         readers = []
         for _ in range(5):
             reader, _ = await stack.enter_async_context(connection(address))
@@ -289,9 +292,35 @@ async def test_the_oldest_connection_makes_room_for_a_new_one() -> None:
 
 
 async def test_a_connection_ends_after_its_time() -> None:
-    bound = BoundedConnections(ReadySender, limit=3, lifetime_s=0.01)
-    async with listening(bound) as address, connection(address) as (reader, _):
+    async with listening(lifetime_s=0.01) as address, connection(address) as (reader, _):
         assert await reader.read() == b"ready\n"
+
+
+class LargeSender(asyncio.Protocol):
+    """Sends more than the kernel holds and closes, as the server does after an answer."""
+
+    def __init__(self, lost: asyncio.Semaphore) -> None:
+        self._lost = lost
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(bytes(2**24))
+        transport.close()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._lost.release()
+
+
+async def test_clients_that_never_read_their_answers_are_left_after_their_time() -> None:
+    lost = asyncio.Semaphore(0)
+    async with listening(lambda: LargeSender(lost), lifetime_s=0.1) as address, AsyncExitStack() as stack:
+        for _ in range(3):
+            sock = stack.enter_context(socket.create_connection((address.host, address.port)))
+            await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            for _ in range(3):
+                await lost.acquire()
+        assert sock.fileno() > 0, "the client keeps its end"
 
 
 @pytest.mark.parametrize("turns", TURNS)

@@ -11,9 +11,9 @@ import asyncio
 import ipaddress
 import re
 import socket
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import fields
+from functools import partial
 from importlib import resources
 from typing import Final
 from urllib.parse import quote
@@ -36,6 +36,7 @@ _MOST_WINDOW_S: Final = 900
 _PORTION: Final = 20
 """Decisions that are encoded in one turn of the loop. Each lists every endpoint."""
 _MAX_CONNECTIONS: Final = 64
+"""Most connections of the last `_LIFETIME_S`. A new one ends the oldest."""
 _BACKLOG: Final = 100
 _LIFETIME_S: Final = 10.0
 _FILES: Final = {"index.html": "text/html", "live.css": "text/css", "live.js": "text/javascript"}
@@ -107,8 +108,8 @@ class AdminServer:
         )
         await runner.setup()
         assert runner.server is not None
-        bound = BoundedConnections(runner.server, limit=_MAX_CONNECTIONS, lifetime_s=_LIFETIME_S)
-        self._acceptor = Acceptor(bound.welcome)
+        welcome = partial(serve_briefly, runner.server, lifetime_s=_LIFETIME_S)
+        self._acceptor = Acceptor(welcome, most_arriving=_MAX_CONNECTIONS)
         self._acceptor.start(listener)
         host, port, *_ = listener.getsockname()
         return Address(host=host, port=port)
@@ -247,32 +248,14 @@ def _whole(query: MultiMapping[str], name: str, *, usual: int, most: int) -> int
     return min(int(text), most)
 
 
-# -- connections ---------------------------------------------------------------------------------------------
-
-
-class BoundedConnections:
-    """The connections of one address. A client that never finishes its request would keep a file descriptor.
-    So a new connection replaces the oldest one if there are too many, and each ends after `lifetime_s`.
+async def serve_briefly(
+    accept: Callable[[], asyncio.Protocol], sock: socket.socket, *, lifetime_s: float
+) -> None:
+    """Serve one connection, and end it after this time: a client that never finishes its request, or never
+    reads the answer, would keep a file descriptor. accept: makes the protocol of the connection.
     """
-
-    def __init__(self, accept: Callable[[], asyncio.Protocol], *, limit: int, lifetime_s: float) -> None:
-        """accept: makes the protocol of one connection."""
-        self._accept = accept
-        self._limit = limit
-        self._lifetime_s = lifetime_s
-        self._open: deque[tuple[asyncio.Transport, asyncio.TimerHandle]] = deque()
-
-    async def welcome(self, sock: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        for _ in range(len(self._open)):
-            transport, timer = self._open.popleft()
-            if not transport.is_closing():
-                self._open.append((transport, timer))
-            else:
-                timer.cancel()
-        transport, _ = await loop.connect_accepted_socket(self._accept, sock)
-        self._open.append((transport, loop.call_later(self._lifetime_s, transport.abort)))
-        while len(self._open) > self._limit:  # several may have come meanwhile
-            oldest, timer = self._open.popleft()
-            timer.cancel()
-            oldest.abort()  # without waiting until the other side has read everything
+    transport, _ = await asyncio.get_running_loop().connect_accepted_socket(accept, sock)
+    try:
+        await asyncio.sleep(lifetime_s)
+    finally:
+        transport.abort()
