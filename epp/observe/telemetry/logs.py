@@ -34,46 +34,34 @@ _FLUSH_S: Final = 1.0
 """The end of the process waits no longer than this for a reader."""
 
 
-def _time(record: logging.LogRecord) -> str:
-    return (
-        datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    )
+class LineFormatter(logging.Formatter):
+    """Time, level, logger, message, then the call's `extra` fields, then the exception: as one JSON object a
+    line, or as text for people at a terminal.
+    """
 
-
-def _extra(record: logging.LogRecord) -> dict[str, object]:
-    """Return the call's `extra` fields. `request_id` comes first, since people search for it."""
-    extra = {name: _bounded(value) for name, value in vars(record).items() if name not in _STANDARD}
-    first = {"request_id": extra.pop("request_id")} if "request_id" in extra else {}
-    return first | extra
-
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, then the extra fields, then the exception."""
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, object] = {
-            "time": _time(record),
+        time_s = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {
+            "time": time_s.replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": _bounded(record.getMessage()),
         }
-        for name, value in _extra(record).items():
-            line.setdefault(name, value)
+        names = [name for name in vars(record) if name not in _STANDARD and name not in line]
+        names.sort(key=lambda name: name != "request_id")  # people search for it, so it comes first
+        extra = {name: _bounded(vars(record)[name]) for name in names}
+        exception = ""
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)[-_MOST_TRACEBACK_CHARS:]
-        return json.dumps(line, default=str)
-
-
-class TextFormatter(logging.Formatter):
-    """For people at a terminal: time, level, logger, message, then key=value."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        extra = "".join(f" {name}={_one_line(str(value))}" for name, value in _extra(record).items())
-        level, message = record.levelname.lower(), _one_line(str(_bounded(record.getMessage())))
-        line = f"{_time(record)} {level:7} {record.name}: {message}{extra}"
-        if not record.exc_info:
-            return line
-        return f"{line}\n{self.formatException(record.exc_info)[-_MOST_TRACEBACK_CHARS:]}"
+            exception = self.formatException(record.exc_info)[-_MOST_TRACEBACK_CHARS:]
+        if self._as_json:
+            return json.dumps(line | extra | ({"exception": exception} if exception else {}))
+        fields = "".join(f" {name}={_one_line(str(value))}" for name, value in extra.items())
+        text = "{time} {level:7} {logger}: ".format_map(line) + _one_line(str(line["message"])) + fields
+        return f"{text}\n{exception}" if exception else text
 
 
 def _one_line(text: str) -> str:
@@ -167,7 +155,7 @@ class QueuedHandler(logging.Handler):
 def setup_logging(config: Log, *, descriptor: int = 2) -> QueuedHandler:
     """Send all logs to a descriptor (standard error) in the configured form. Replaces an earlier call."""
     handler = QueuedHandler(descriptor)
-    handler.setFormatter(JsonFormatter() if config.format == "json" else TextFormatter())
+    handler.setFormatter(LineFormatter(as_json=config.format == "json"))
     root = logging.getLogger()
     for old in [h for h in root.handlers if isinstance(h, QueuedHandler)]:
         root.removeHandler(old)

@@ -14,7 +14,7 @@ import pytest
 from hpack import Decoder, Encoder
 
 from epp.config.settings import Log
-from epp.observe.telemetry.logs import QueuedHandler, TextFormatter, setup_logging
+from epp.observe.telemetry.logs import LineFormatter, QueuedHandler, setup_logging
 
 pytestmark = pytest.mark.usefixtures("restored_root")
 
@@ -105,7 +105,7 @@ def record(text: str, *args: object, line: int = 1) -> logging.LogRecord:
 
 def a_handler(descriptor: int) -> QueuedHandler:
     handler = QueuedHandler(descriptor)
-    handler.setFormatter(TextFormatter())
+    handler.setFormatter(LineFormatter(as_json=False))
     return handler
 
 
