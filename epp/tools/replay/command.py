@@ -13,7 +13,7 @@ import msgspec
 from epp.base.errors import ConfigError, to_do
 from epp.config.policy import DEFAULT_POLICY, Policy, RuleName, load_policy
 from epp.tools.replay.reading import read
-from epp.tools.replay.simulate import Figures, ReplayError, Trace, run
+from epp.tools.replay.simulate import Figures, Trace, run
 
 RECORDED: Final = "as recorded"
 _MOST_SERVERS: Final = 12
@@ -72,7 +72,7 @@ def _run_all(trace: Trace, candidates: Mapping[str, Policy]) -> dict[str, Figure
         try:
             return {name: each.result() for name, each in runs.items()}
         except BrokenProcessPool as error:
-            raise ReplayError(
+            raise ConfigError(
                 "a run was killed; perhaps the memory is too small: replay the first lines of the file"
             ) from error
 
@@ -88,7 +88,7 @@ def _candidates(trace: Trace, policies: Sequence[Path], rules: Sequence[RuleName
         rule: msgspec.structs.replace(base, spec=msgspec.structs.replace(spec, rule=rule)) for rule in rules
     }
     if len(found) < 1 + len(policies) + len(rules):
-        raise ReplayError(f"two policies have the same name: {', '.join(found)}; rename one of the files")
+        raise ConfigError(f"two policies have the same name: {', '.join(found)}; rename one of the files")
     return found
 
 

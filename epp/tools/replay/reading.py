@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from epp.base.errors import ConfigError
 from epp.base.types import unpack_hashes
 from epp.config.policy import Chunks, Policy
 from epp.observe.recording import VERSION, Line, Opening, RecordedRequest, Servers, decode
@@ -26,7 +27,6 @@ from epp.tools.replay.simulate import (
     WARM_UP_SHARE,
     Figures,
     RecordedServer,
-    ReplayError,
     Trace,
     quantile,
 )
@@ -85,7 +85,7 @@ class _Lines:
 
 
 def read(paths: Sequence[Path]) -> Trace:
-    """Return one trace from all files. Raises OSError, or a ReplayError that names file, line and fault."""
+    """Return one trace from all files. Raises OSError, or ConfigError, which names file, line and fault."""
     lines = _Lines()
     for path in paths:
         lines.schedule = None
@@ -97,11 +97,11 @@ def read(paths: Sequence[Path]) -> Trace:
                 lines.add(decode(row))
             except ValueError as error:
                 if number < len(rows):  # else the line was cut off: a whole line ends with a newline
-                    raise ReplayError(
+                    raise ConfigError(
                         f"{path}, line {number}: {error}; name files of `epp record`"
                     ) from error
     if not lines.asked:
-        raise ReplayError(f"{', '.join(map(str, paths))}: there are no requests in this recording")
+        raise ConfigError(f"{', '.join(map(str, paths))}: there are no requests in this recording")
     return _trace_of(lines)
 
 
@@ -250,7 +250,7 @@ def _tpots_s(requests: Sequence[RecordedRequest]) -> list[float]:
 def _from_zero(calls: Sequence[tuple[float, SimRequest]]) -> list[tuple[float, SimRequest]]:
     first_s, last_s = calls[0][0], calls[-1][0]
     if last_s - first_s > _LONGEST_S:
-        raise ReplayError(
+        raise ConfigError(
             f"the requests lie {(last_s - first_s) / 86_400:.0f} days apart; replay 7 days at a time"
         )
     return [(at_s - first_s, request) for at_s, request in calls]

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Final, Self
 
-from epp.base.errors import ConfigError
 from epp.config.policy import Policy
 from epp.picker.picker import Picker
 from epp.tools.replay.picker_router import PickerRouter
@@ -105,10 +104,6 @@ class Trace:
             fleet.append(replace(server, name=f"{server.name}+{copy}") if copy else server)
         calls = [(at_s / load, request) for at_s, request in self.calls]
         return replace(self, calls=calls, servers=fleet, recorded=None)
-
-
-class ReplayError(ConfigError):
-    """The recording cannot be replayed; the message says where and why."""
 
 
 # -- what is measured ----------------------------------------------------------------------------------------

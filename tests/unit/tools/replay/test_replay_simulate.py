@@ -12,6 +12,7 @@ from bench.routing import picker_router
 from bench.routing.bench import shape_of
 from bench.routing.rows import Row, row_of
 from bench.routing.workloads import SPECS, OpenLoop
+from epp.base.errors import ConfigError
 from epp.config.policy import DEFAULT_POLICY, PolicySpec, RuleName
 from epp.observe.recording import Line, RecordedRequest, encode, line_of, opening_of, servers_of
 from epp.picker.events import Ended, PickerEvent
@@ -20,7 +21,7 @@ from epp.request.response import ResponseFeedback
 from epp.serve import cli
 from epp.tools.replay.picker_router import PickerRouter
 from epp.tools.replay.reading import read
-from epp.tools.replay.simulate import RecordedServer, ReplayError, Trace, run
+from epp.tools.replay.simulate import RecordedServer, Trace, run
 from model_server.sim.fleet import Fleet, FleetPlan
 from model_server.sim.prompts import Segment
 from model_server.sim.request import SimRequest
@@ -286,7 +287,7 @@ def test_a_file_that_is_not_a_recording_is_refused_with_its_line(
 ) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text(text)
-    with pytest.raises(ReplayError, match=fault):
+    with pytest.raises(ConfigError, match=fault):
         read([path])
 
 
@@ -310,7 +311,7 @@ def test_an_impossible_request_is_refused_by_its_field(
     rows = [json.loads(row) for row in path.read_text().splitlines()]
     rows[-3] |= wrong
     path.write_text(json_lines(*rows))
-    with pytest.raises(ReplayError, match=why):
+    with pytest.raises(ConfigError, match=why):
         read([path])
 
 
