@@ -349,11 +349,20 @@ begins_with_no_number(const byte *at, const byte *end)
     return at < end && (*at == '"' || *at == '[' || *at == '{');
 }
 
+enum { MOST_NAMES = 4 };
+
+/* A key of the body that is looked for, and where its value stands. */
+typedef struct {
+    const char *key;
+    Py_ssize_t size, from, to;
+} Place;
+
 /* Counts the work that a body would cause, in one pass that reports no error (see epp/request/jsontext.py). */
 typedef struct {
     Py_ssize_t units, containers, items, escapes; /* The counts. */
     Py_ssize_t between;                           /* Bytes outside strings: numbers, names, white space. */
-    PyObject *places, *named;                     /* Places of values, by the keys looked for; such a key, if the last one is. */
+    Place places[MOST_NAMES], *named;             /* The keys that are looked for; the last key, if it is such a key. */
+    Py_ssize_t count;                             /* The number of places. */
     const byte *start, *opened;                   /* Where the body begins, and where its last inner container does. */
     Py_ssize_t depth, left_at;                    /* Open containers; the depth at which a value stays as it was sent, or 0. */
     int read;                                     /* About the body's last key. */
@@ -373,10 +382,10 @@ is_counted(const Weighing *w)
 static void
 note_value(Weighing *w, const byte *from, const byte *to)
 {
-    PyObject *place = w->depth == 1 && w->named ? Py_BuildValue("(nn)", from - w->start, to - w->start) : NULL;
-    if (place != NULL)
-        PyDict_SetItem(w->places, w->named, place);
-    Py_XDECREF(place);
+    if (w->depth == 1 && w->named != NULL) {
+        w->named->from = from - w->start;
+        w->named->to = to - w->start;
+    }
 }
 
 /* Counts a string whose opening quote is at `at` - 1. Returns where the string ends. */
@@ -384,7 +393,7 @@ static const byte *
 weigh_string(Weighing *w, const byte *at, const byte *end, Py_ssize_t limit)
 {
     const byte *text = at;
-    Py_ssize_t escapes_before = w->escapes, place = 0;
+    Py_ssize_t escapes_before = w->escapes;
     int is_key = w->depth > 0 && w->depth <= DEEPEST_RENDERED && w->expects_key[w->depth];
     w->units++;
     for (;;) {
@@ -400,8 +409,9 @@ weigh_string(Weighing *w, const byte *at, const byte *end, Py_ssize_t limit)
     if (is_key && w->depth == 1) {
         w->read = is_read(text, at - text, w->escapes > escapes_before);
         w->named = NULL;
-        for (PyObject *key; PyDict_Next(w->places, &place, &key, NULL);)
-            w->named = equals(text, at - text, PyUnicode_AsUTF8(key)) ? key : w->named;
+        for (Place *p = w->places; p < w->places + w->count; p++)
+            if (p->size == at - text && memcmp(p->key, text, (size_t)p->size) == 0)
+                w->named = p;
     } else if (w->depth == 1 && at < end) {
         note_value(w, text - 1, at + 1);
     } else if (is_counted(w)) {
@@ -442,11 +452,18 @@ weigh_comma(Weighing *w, const byte *at)
 static PyObject *
 weigh(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *json;
+    PyObject *json, *names;
     Py_ssize_t limit;
     Py_buffer view;
     Weighing w = {0};
-    if (!PyArg_ParseTuple(args, "OnO!", &json, &limit, &PyDict_Type, &w.places) || PyObject_GetBuffer(json, &view, PyBUF_SIMPLE) < 0)
+    if (!PyArg_ParseTuple(args, "OnO!", &json, &limit, &PyTuple_Type, &names))
+        return NULL;
+    for (; w.count < PyTuple_GET_SIZE(names) && w.count < MOST_NAMES; w.count++) {
+        Place *place = &w.places[w.count];
+        if ((place->key = PyUnicode_AsUTF8AndSize(PyTuple_GET_ITEM(names, w.count), &place->size)) == NULL)
+            return NULL;
+    }
+    if (PyObject_GetBuffer(json, &view, PyBUF_SIMPLE) < 0)
         return NULL;
     const byte *at = w.start = view.buf, *end = at + view.len;
     while (at < end && w.units + w.escapes + w.between / 8 <= limit) {
@@ -480,13 +497,20 @@ weigh(PyObject *Py_UNUSED(module), PyObject *args)
     if (at < end)
         w.units = limit + 1; /* Counting stopped early. */
     PyBuffer_Release(&view);
-    return PyErr_Occurred() ? NULL : Py_BuildValue("nnnn", w.units, w.containers, w.items, w.escapes);
+    PyObject *places = PyList_New(0);
+    for (Place *p = w.places; places != NULL && p < w.places + w.count; p++) {
+        PyObject *place = Py_BuildValue("nn", p->from, p->to);
+        if (place == NULL || PyList_Append(places, place) < 0)
+            Py_CLEAR(places);
+        Py_XDECREF(place);
+    }
+    return places == NULL ? NULL : Py_BuildValue("(nnnn)N", w.units, w.containers, w.items, w.escapes, places);
 }
 
 static PyMethodDef methods[] = {
     {"text_of", text_of, METH_O, "Return the UTF-8 of a JSON string, quotes included. None: the ordinary decoder must read it."},
     {"plain_messages", plain_messages, METH_O, "Return the canonical prompt of a chat's messages. None: the ordinary decoder must read them."},
-    {"weigh", weigh, METH_VARARGS, "Return the numbers of units, containers, items and escapes. Notes where the values of these keys begin and end."},
+    {"weigh", weigh, METH_VARARGS, "Return the numbers of units, containers, items and escapes, and where the values of these keys begin and end."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -14,6 +14,7 @@ Called by the ext_proc state machine for each request; pure and synchronous.
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Final
 
@@ -24,6 +25,7 @@ from epp.base.errors import BadRequestError
 from epp.base.types import ApiKind, InferenceRequest
 from epp.request import api_fields, canonical
 from epp.request._jsontext import plain_messages, weigh
+from epp.request.api_fields import Fields
 from epp.request.canonical import PART, Piece, Prompts, UnfollowedError, present
 from epp.request.client_names import MAX_NAME_CHARS, bounded_name, is_form, model_in_form
 from epp.request.jsontext import (
@@ -49,7 +51,7 @@ _BOM = b"\xef\xbb\xbf"
 
 _BRACE = ord("{")
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00[67]").search
-"""A letter that nobody escapes. It may belong to a second key `messages`, which counts if it comes last."""
+"""A letter that nobody escapes. It may belong to a key that is looked for."""
 _MOST_NAME_BYTES: Final = 12 * MAX_NAME_CHARS + 2
 """Longest JSON of a name that is kept: each letter may be two escapes."""
 _DECODE_NAME: Final = msgspec.json.Decoder(str)
@@ -57,6 +59,10 @@ _DECODE_NAME: Final = msgspec.json.Decoder(str)
 _READ_BY_PYTHON: Final = (b"NaN", b"Infinity", b"\0", b"\\ud", b"\\uD")
 """Only JSON with one of these may be read by Python's decoder and not by ours: UTF-16 has zeros, and half of
 a surrogate pair has no UTF-8."""
+
+_UNREADABLE: Final = (
+    msgspec.DecodeError, OverflowError, UnicodeDecodeError, RecursionError, UnfollowedError,
+)  # fmt: skip
 
 _EMBEDDING_CHARS: Final = 10_923
 """Base64 of one token's embedding of 4,096 numbers of two bytes."""
@@ -71,7 +77,7 @@ _NAMING: Final = {
 
 Body = bytes | memoryview
 """The body of a request as it came."""
-_Parse = Callable[[Body], InferenceRequest]
+_Parse = Callable[[Fields], InferenceRequest]
 
 
 def parse_request(path: str, body: Body) -> InferenceRequest:
@@ -85,18 +91,22 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
         return InferenceRequest(kind=ApiKind.OTHER)
     if body[: len(_BOM)] == _BOM:
         body = body[len(_BOM) :]
-    kind, parse = _api(path)
-    if parse is None and path and _upload_tokens(body):
-        return _parse_other(body, kind=kind)
-    places = {"messages": (0, 0)}
-    counts = weigh(body, MOST_UNITS, places)
-    if parse is _parse_chat and (plain := plain_chat(body, *places["messages"])) is not None:
+    parse = _api(path)[1]
+    if parse is None and path:
+        return skim_request(path, body)
+    counts, [messages] = weigh(body, MOST_UNITS, ("messages",))
+    if parse is _parse_chat and (plain := plain_chat(body, *messages)) is not None:
         return plain
     if costs_too_much(len(body), *counts):
         return skim_request(path, body, unread=COSTLY)
-    if not path:
-        return _parse_pathless(body)
-    return _parse_other(body, kind=kind) if parse is None else _parse_known(path, parse, body)
+    try:
+        asked = api_fields.DECODE(body)
+        parse = parse or _api_of_fields(asked)
+        return skim_request(path, body) if parse is None else parse(asked)
+    except _UNREADABLE as error:
+        if path:
+            _refuse_unreadable(body, error)
+        return skim_request(path, body, unread=NOT_UNDERSTOOD if path else "")
 
 
 def plain_chat(body: Body, start: int, end: int) -> InferenceRequest | None:
@@ -113,25 +123,30 @@ def plain_chat(body: Body, start: int, end: int) -> InferenceRequest | None:
     if (len(rest) > SMALL_BYTES and too_costly(rest)) or _ESCAPED_LETTER(rest):
         return None
     try:
-        chat = api_fields.DECODE_CHAT.decode(rest)
-        return _chat(chat, [prompt]) if chat.messages == [] else None
-    except (msgspec.DecodeError, OverflowError, UnicodeDecodeError, RecursionError, UnfollowedError):
+        asked = api_fields.DECODE(rest)
+        return _parse_chat(asked, prompt) if asked.messages == [] else None
+    except _UNREADABLE:
         return None
 
 
-def skim_request(path: str, body: Body, *, unread: str) -> InferenceRequest:
+def skim_request(path: str, body: Body, *, unread: str = "") -> InferenceRequest:
     """Read only which API, which model and what kept state a body is for, without judging whether it is
-    valid. `unread`: why the rest was not read.
+    valid. `unread`: why the rest was not read. Uploads and the JSON of other APIs have nothing else to read.
     """
     kind = _api(path)[0]
-    if _upload_tokens(body):
-        return msgspec.structs.replace(_parse_other(body, kind=kind), unread=unread)
+    if tokens := _upload_tokens(body):
+        place = model_in_form(body) if is_form(body) else None
+        model = bounded_name(bytes(body[slice(*place)]).decode("utf-8", "replace")) if place else ""
+        return InferenceRequest(
+            kind=kind, model=model, opaque_tokens=tokens, lasting_tokens=tokens, unread=unread
+        )
     try:
         model, *ids = [id_in_body(Raw(body[at])) for at in places_of(body, "model", *_NAMING.get(kind, ()))]
     except (msgspec.DecodeError, UnicodeDecodeError):
         model, ids = "", []
-    if not model and not too_costly(body):
-        model = _parse_other(body).model  # the key has escapes
+    if not model and _ESCAPED_LETTER(body) and not too_costly(body):  # The key may have escapes.
+        with suppress(*_UNREADABLE):
+            model = name_in(api_fields.DECODE_NAMES(body).model) or ""
     return InferenceRequest(kind=kind, model=model, names_state=next(filter(None, ids), ""), unread=unread)
 
 
@@ -143,63 +158,38 @@ def _api(path: str) -> tuple[ApiKind, _Parse | None]:
     return next(((kind, parse) for ending, kind, parse in _APIS if plain.endswith(ending)), _OTHER)
 
 
-def _parse_pathless(body: Body) -> InferenceRequest:
-    try:
-        parse = _api_of_fields(api_fields.DECODE_API_FIELDS.decode(body))
-        return _parse_other(body) if parse is None else parse(body)
-    except (msgspec.DecodeError, OverflowError, UnicodeDecodeError, RecursionError, UnfollowedError):
-        return _parse_other(body)
-
-
-def _api_of_fields(present: api_fields.ApiFields) -> _Parse | None:
+def _api_of_fields(asked: Fields) -> _Parse | None:
     """Return the parser of the API that the fields show. If two APIs have these fields, return one whose
     canonical prompts are the same, so that prefixes are found for both.
     """
-    if present.messages is not NO_RAW:
-        return _parse_chat if present.system is NO_RAW else _parse_messages
-    if present.prompt is not NO_RAW or present.prompt_embeds is not NO_RAW:
+    if asked.messages is not None:
+        return _parse_chat if asked.system is NO_RAW else _parse_messages
+    if asked.prompt is not NO_RAW or asked.prompt_embeds is not NO_RAW:
         return _parse_completions
-    if present.input is not NO_RAW:
-        text = bytes(memoryview(present.input)[:64])
+    if asked.input is not NO_RAW:
+        text = bytes(memoryview(asked.input)[:64])
         plain_items = text[:1] == b"[" and text[1:].lstrip()[:1] != b"{"
-        embeds = plain_items or present.encoding_format is not NO_RAW or present.dimensions is not NO_RAW
+        embeds = plain_items or asked.encoding_format is not NO_RAW or asked.dimensions is not NO_RAW
         return _parse_embeddings if embeds else _parse_responses
-    return _parse_responses if present.previous_response_id is not NO_RAW else None
+    return _parse_responses if asked.previous_response_id is not NO_RAW else None
 
 
-def _parse_known(path: str, parse: _Parse, body: Body) -> InferenceRequest:
-    try:
-        return parse(body)
-    except (msgspec.ValidationError, OverflowError, UnfollowedError) as error:
-        if bytes(body).lstrip()[:1] != b"{":
-            raise BadRequestError("The body must be a JSON object.", reason="bad_json") from error
-    except msgspec.DecodeError as error:
-        if not any(word in bytes(body) for word in _READ_BY_PYTHON):
-            raise BadRequestError(f"The body is not valid JSON: {error}.", reason="bad_json") from error
-    except UnicodeDecodeError as error:
-        raise BadRequestError(
-            "The body is not valid UTF-8; send JSON in UTF-8.", reason="bad_json"
-        ) from error
-    except RecursionError as error:
-        raise BadRequestError("The body's JSON is nested too deeply.", reason="bad_json") from error
-    return skim_request(path, body, unread=NOT_UNDERSTOOD)
-
-
-def _parse_other(body: Body, *, kind: ApiKind = ApiKind.OTHER) -> InferenceRequest:
-    named = ""
-    if is_form(body):
-        place = model_in_form(body)
-        model = bounded_name(bytes(body[slice(*place)]).decode("utf-8", "replace")) if place else ""
-    else:
-        try:
-            asked = api_fields.DECODE_OTHER.decode(body)
-            model, named = name_in(asked.model) or "", id_in_body(asked.input_file_id)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            model = ""  # Uploads and other JSON are routed by load.
-    tokens = _upload_tokens(body)
-    return InferenceRequest(
-        kind=kind, model=model, opaque_tokens=tokens, lasting_tokens=tokens, names_state=named
-    )
+def _refuse_unreadable(body: Body, error: Exception) -> None:
+    """Raise BadRequestError if no server can read this body, which is sent to a known API."""
+    wrong = ""
+    match error:
+        case msgspec.ValidationError() | OverflowError() | UnfollowedError():
+            if bytes(body).lstrip()[:1] != b"{":
+                wrong = "The body must be a JSON object."
+        case msgspec.DecodeError():
+            if not any(word in bytes(body) for word in _READ_BY_PYTHON):
+                wrong = f"The body is not valid JSON: {error}."
+        case UnicodeDecodeError():
+            wrong = "The body is not valid UTF-8; send JSON in UTF-8."
+        case RecursionError():
+            wrong = "The body's JSON is nested too deeply."
+    if wrong:
+        raise BadRequestError(wrong, reason="bad_json") from error
 
 
 def _upload_tokens(body: Body) -> int:
@@ -229,35 +219,31 @@ def id_in_body(*values: Raw) -> str:
     for value in values:
         if name := name_in(value):
             return name
-        if first_byte(value) == _BRACE and (name := name_in(api_fields.DECODE_NAMED.decode(value).id)):
+        if first_byte(value) == _BRACE and (name := name_in(api_fields.DECODE_NAMES(value).id)):
             return name
     return ""
 
 
-def _parse_chat(body: Body) -> InferenceRequest:
-    chat = api_fields.DECODE_CHAT.decode(body)
-    messages: list[Piece] = []
+def _parse_chat(asked: Fields, prompt: bytes = b"") -> InferenceRequest:
+    """prompt: the messages, if they were read before."""
+    messages: list[Piece] = [prompt]
     media: list[Guess] = []
-    canonical.render_messages(messages, chat.messages, media=media, thinks=False)
-    return _chat(chat, messages, media)
-
-
-def _chat(chat: api_fields.Chat, messages: list[Piece], media: Sequence[Guess] = ()) -> InferenceRequest:
+    if asked.messages:
+        canonical.render_messages(messages, asked.messages, media=media, thinks=False)
     sections, shaped = messages, False
-    if api_fields.BESIDE_MESSAGES(chat) != _NO_FIELDS:
-        shaped = any(map(present, api_fields.SHAPING_CHAT(chat)))
+    if api_fields.BESIDE_MESSAGES(asked) != _NO_FIELDS:
+        shaped = any(map(present, api_fields.SHAPING_CHAT(asked)))
         sections = []
-        if present(chat.chat_template):
-            sections += (canonical.label(b"template"), canonical.digest(chat.chat_template))
-        sections += canonical.raw_section(b"documents", chat.documents)
-        sections += canonical.raw_section(b"tools", chat.tools)
+        if present(asked.chat_template):
+            sections += (canonical.label(b"template"), canonical.digest(asked.chat_template))
+        sections += canonical.raw_section(b"documents", asked.documents)
+        sections += canonical.raw_section(b"tools", asked.tools)
         sections += messages
-    limit = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens
-    return _request(ApiKind.CHAT, chat, sections, media, max_tokens=limit, shaped=shaped)
+    limit = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
+    return _request(ApiKind.CHAT, asked, sections, media, max_tokens=limit, shaped=shaped)
 
 
-def _parse_messages(body: Body) -> InferenceRequest:
-    asked = api_fields.DECODE_MESSAGES.decode(body)
+def _parse_messages(asked: Fields) -> InferenceRequest:
     media: list[Guess] = []
     sections = canonical.raw_section(b"tools", asked.tools)
     if system := PART.join(canonical.content_parts(asked.system, media=media, system=True)):
@@ -266,8 +252,7 @@ def _parse_messages(body: Body) -> InferenceRequest:
     return _request(ApiKind.MESSAGES, asked, sections, media, max_tokens=asked.max_tokens)
 
 
-def _parse_responses(body: Body) -> InferenceRequest:
-    asked = api_fields.DECODE_RESPONSES.decode(body)
+def _parse_responses(asked: Fields) -> InferenceRequest:
     sections: list[Piece] = []
     media: list[Guess] = []
     previous = text_bytes(asked.previous_response_id)
@@ -290,8 +275,7 @@ def _parse_responses(body: Body) -> InferenceRequest:
     )
 
 
-def _parse_completions(body: Body) -> InferenceRequest:
-    asked = api_fields.DECODE_COMPLETIONS.decode(body)
+def _parse_completions(asked: Fields) -> InferenceRequest:
     prompts, embeds = canonical.read_prompts(asked.prompt), list[Guess]()
     if not present(asked.prompt) and present(asked.prompt_embeds):
         prompts = Prompts(canonical.label(b"embeds") + canonical.digest(asked.prompt_embeds))
@@ -300,8 +284,7 @@ def _parse_completions(body: Body) -> InferenceRequest:
     return _request(ApiKind.COMPLETIONS, asked, prompts, embeds, max_tokens=asked.max_tokens, shaped=shaped)
 
 
-def _parse_embeddings(body: Body) -> InferenceRequest:
-    asked = api_fields.DECODE_EMBEDDINGS.decode(body)
+def _parse_embeddings(asked: Fields) -> InferenceRequest:
     if present(asked.input):
         return _request(ApiKind.EMBEDDINGS, asked, canonical.read_prompts(asked.input))
     sections: list[Piece] = []
@@ -310,8 +293,7 @@ def _parse_embeddings(body: Body) -> InferenceRequest:
     return _request(ApiKind.EMBEDDINGS, asked, sections, media)
 
 
-def _parse_generate(body: Body) -> InferenceRequest:
-    asked = api_fields.DECODE_GENERATE.decode(body)
+def _parse_generate(asked: Fields) -> InferenceRequest:
     fields = (asked.prompt, asked.text, asked.inputs, asked.input_ids, asked.token_ids)
     return _request(ApiKind.OTHER, asked, canonical.read_prompts(next(filter(present, fields), NO_RAW)))
 
@@ -340,7 +322,7 @@ _OTHER: Final = (ApiKind.OTHER, None)
 
 def _request(
     kind: ApiKind,
-    body: api_fields.AnyBody,
+    asked: Fields,
     prompts: Prompts | list[Piece],
     media: Sequence[Guess] = (),
     *,
@@ -352,20 +334,20 @@ def _request(
     """
     if isinstance(prompts, list):
         prompts = Prompts(b"".join(prompts))
-    given = body.cache_salt is not NO_RAW and present(body.cache_salt)
-    salt = name_in(body.cache_salt) if given else ""
+    given = asked.cache_salt is not NO_RAW and present(asked.cache_salt)
+    salt = name_in(asked.cache_salt) if given else ""
     if salt is None:
         raise UnfollowedError
     return InferenceRequest(
         kind=kind,
-        model=name_in(body.model) or "",
+        model=name_in(asked.model) or "",
         prompt=prompts.first,
         more_prompt_bytes=prompts.more_bytes,
         token_ids=prompts.token_ids,
         opaque_tokens=min(MOST_TOKENS, sum(tokens for tokens, _ in media)),
         lasting_tokens=min(MOST_TOKENS, sum(tokens for tokens, lasts in media if lasts)),
         cache_salt=salt,
-        stream=body.stream is True,
+        stream=asked.stream is True,
         max_tokens=None if max_tokens is not None and max_tokens < 0 else max_tokens,
         shaped=shaped,
     )

@@ -108,7 +108,7 @@ def exactly(data: bytes) -> Iterator[ctypes.Array[ctypes.c_char]]:
 def read_body(module: ModuleType, data: Any, rng: random.Random) -> None:
     module.text_of(data)
     module.plain_messages(memoryview(data)[max(0, bytes(data).find(b"[")) :])
-    module.weigh(data, rng.choice((0, 5, 2**62)), dict.fromkeys(rng.choice(((), ("model", "input")))))
+    module.weigh(data, rng.choice((0, 5, 2**62)), rng.choice(((), ("model", "input"))))
 
 
 def read_message(module: ModuleType, data: Any, rng: random.Random) -> None:

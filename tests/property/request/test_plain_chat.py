@@ -56,9 +56,8 @@ def read(body: bytes) -> InferenceRequest | str:
 
 
 def plain(body: bytes) -> InferenceRequest | None:
-    places = {"messages": (0, 0)}
-    weigh(body, MOST_UNITS, places)
-    return plain_chat(body, *places["messages"])
+    _, [messages] = weigh(body, MOST_UNITS, ("messages",))
+    return plain_chat(body, *messages)
 
 
 def same(body: bytes) -> None:
