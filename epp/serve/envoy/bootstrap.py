@@ -48,6 +48,17 @@ _OVERFLOW: Final = "header_mutation_result_exceeds_limit"
 """Details of the 503 that a request gets if it has no room for the header fields that the gateway adds."""
 
 
+class _TypedLoader(yaml.CSafeLoader):
+    """Reads a mapping with the tag `!TYPE` as a message of this type."""
+
+    def construct_typed(self, kind: str, node: yaml.MappingNode) -> files.Message:
+        fields: dict[Any, Any] = self.construct_mapping(node, deep=True)
+        return files.typed(kind, **fields)
+
+
+_TypedLoader.add_multi_constructor("!", _TypedLoader.construct_typed)
+
+
 def bootstrap(config: Config) -> str:
     """Return the bootstrap as text for `envoy --config-path`. Raise ConfigError if the configuration lacks
     something.
@@ -57,7 +68,7 @@ def bootstrap(config: Config) -> str:
             "envoy.edsFile: is missing, and Envoy learns the endpoints from this file; name a file that the "
             "picker may write"
         )
-    message = _filled(yaml.load(_TEMPLATE.read_bytes(), Loader=yaml.CSafeLoader), _values(config))
+    message = _filled(yaml.load(_TEMPLATE.read_bytes(), Loader=_TypedLoader), _values(config))  # noqa: S506 - a safe loader
     return yaml.safe_dump(message, sort_keys=True, width=110)
 
 
@@ -145,12 +156,10 @@ def _error_replies() -> list[files.Message]:
 
 
 def _details(expression: str) -> files.Message:
-    kind = "type.googleapis.com/envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter"
+    kind = "envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter"
+    config = files.typed(kind, expression=expression)
     return {
-        "extension_filter": {
-            "name": "envoy.access_loggers.extension_filters.cel",
-            "typed_config": {"@type": kind, "expression": expression},
-        }
+        "extension_filter": {"name": "envoy.access_loggers.extension_filters.cel", "typed_config": config}
     }
 
 

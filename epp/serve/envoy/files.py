@@ -41,8 +41,10 @@ PICKER_TRUST: Final = "picker-trust"
 PICKER_CLIENT: Final = "picker-client"
 """The certificate that Envoy shows the picker."""
 
-_ASSIGNMENT: Final = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
-_CERTIFICATE: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
+
+def typed(kind: str, **fields: Any) -> Message:
+    """Return a message that names its type."""
+    return {"@type": f"type.googleapis.com/{kind}", **fields}
 
 
 def write_if_changed(path: Path, text: bytes) -> None:
@@ -77,11 +79,11 @@ def render_endpoints(endpoints: Iterable[Endpoint]) -> bytes:
     answering = {endpoint.destination for endpoint in endpoints if endpoint.role.answers}
     hosts = sorted((a.host, a.port) for a in answering)
     addresses = [{"socket_address": {"address": host, "port_value": port}} for host, port in hosts]
-    resource = {
-        "@type": _ASSIGNMENT,
-        "cluster_name": MODEL_SERVERS,
-        "endpoints": [{"lb_endpoints": [{"endpoint": {"address": each}} for each in addresses]}],
-    }
+    resource = typed(
+        "envoy.config.endpoint.v3.ClusterLoadAssignment",
+        cluster_name=MODEL_SERVERS,
+        endpoints=[{"lb_endpoints": [{"endpoint": {"address": each}} for each in addresses]}],
+    )
     version = xxhash.xxh3_64_hexdigest(json.dumps(resource, sort_keys=True).encode())
     return json.dumps({"version_info": version, "resources": [resource]}, indent=1).encode() + b"\n"
 
@@ -102,7 +104,8 @@ def secret_references(config: Config) -> dict[str, Message]:
 def write_first(config: Config) -> None:
     """Write the files that the bootstrap names. An endpoints file that exists stays. Raises OSError."""
     for name, secret in _secrets(config).items():
-        text = json.dumps({"resources": [{"@type": _CERTIFICATE, "name": name, **secret}]}, indent=1)
+        resource = typed("envoy.extensions.transport_sockets.tls.v3.Secret", name=name, **secret)
+        text = json.dumps({"resources": [resource]}, indent=1)
         write_if_changed(Path(secret_path(config, name)), text.encode() + b"\n")
     if not (endpoints := Path(config.envoy.eds_file)).exists():
         write_endpoints(endpoints, ())
