@@ -22,16 +22,17 @@ class PickError(Exception):
     error_type = "internal_server_error"
     """`error.type` in the OpenAI-shaped body."""
 
+    def __init__(self, message: str, *, reason: str = "") -> None:
+        """reason: in place of the reason of the class."""
+        super().__init__(message)
+        self.reason = reason or self.reason
+
 
 class BadRequestError(PickError):
     """The body does not fit its API."""
 
     status = 400
     error_type = "invalid_request_error"
-
-    def __init__(self, message: str, *, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class BlockedPathError(PickError):
@@ -56,10 +57,6 @@ class NoEndpointError(PickError):
 
     status = 503
     error_type = "service_unavailable"
-
-    def __init__(self, message: str, *, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class NotReadyError(NoEndpointError):
@@ -93,29 +90,15 @@ class SaturatedError(PickError):
     reason = "saturated"
     error_type = "rate_limit_exceeded"
 
-    def __init__(self, message: str, *, retry_after_s: int) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, retry_after_s: int, reason: str = "") -> None:
+        super().__init__(message, reason=reason)
         self.retry_after_s = retry_after_s
-
-
-class NoRoomError(SaturatedError):
-    """All unfinished bodies together are over their bound, and the policy says to refuse at overload."""
-
-    reason = "no_room"
-
-    def __init__(self, *, retry_after_s: int) -> None:
-        message = f"the gateway holds too many unfinished bodies; try again in {retry_after_s} s"
-        super().__init__(message, retry_after_s=retry_after_s)
 
 
 class FlowRefusedError(SaturatedError):
     """Flow control refuses the request: because of its deadline, a long wait, or too many waiting
     requests.
     """
-
-    def __init__(self, message: str, *, reason: str, retry_after_s: int) -> None:
-        super().__init__(message, retry_after_s=retry_after_s)
-        self.reason = reason
 
 
 class FatalRequestError(SaturatedError):

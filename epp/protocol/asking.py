@@ -19,11 +19,7 @@ import msgspec
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from epp.base.errors import (
-    BadRequestError,
-    NoEndpointError,
-    NoRoomError,
-)
+from epp.base.errors import BadRequestError, NoEndpointError, SaturatedError
 from epp.base.types import Address, ApiKind, InferenceRequest
 from epp.config.dialects import MOST_DESTINATIONS
 from epp.config.flow import Flow
@@ -201,7 +197,9 @@ def ask(
     if instead is not None:
         load = picker.policy.spec.load
         if instead is NO_ROOM and load.when_saturated == "Reject":
-            raise NoRoomError(retry_after_s=load.retry_after_seconds)
+            later_s = load.retry_after_seconds
+            message = f"the gateway holds too many unfinished bodies; try again in {later_s} s"
+            raise SaturatedError(message, reason="no_room", retry_after_s=later_s)
         inference = instead
     elif head.encoded:
         inference = ENCODED
