@@ -27,9 +27,8 @@ class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     """
 
 
-_UNKNOWN: Final = re.compile(
-    r"^Object contains unknown field `(?P<name>.*?)`(?: - at `\$(?P<path>.*)`)?$", re.DOTALL
-)
+_FAULT: Final = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MARK: Final = re.compile(r'\s*in "<(?:byte|unicode) string>", line (\d+), column (\d+):?')
 _STEP: Final = re.compile(r"\.?(?P<field>\w+)|\[(?P<index>\d*)[^\]]*\]")
 _FIRST: Final = re.compile(r"(?P<path>[A-Za-z][\w.\[\]]*): ")
@@ -45,7 +44,6 @@ _WORDS: Final = {
 }
 """The words for the types of msgspec."""
 _NOTHING: Final = "Expected `object`, got `null`"
-_AT: Final = re.compile(r" - at `\$(?P<path>.*)`$")
 _WRITE: Final = (
     (
         re.compile(r"Expected `(int|float)\b.*, got `str`"),
@@ -162,9 +160,6 @@ def in_words(error: Exception, *, of: type[msgspec.Struct], text: str | bytes = 
     the number of the line. `under` stands before each place.
     """
     words = str(error)
-    if unknown := _UNKNOWN.match(words):
-        path, name = (unknown["path"] or "").lstrip("."), unknown["name"]
-        return _placed(_unknown_field(name, path=path, of=of), path, text=text, under=under, field=name)
     if words == _NOTHING:
         return f"is empty; it needs at least {', '.join(_fields(inspect.type_info(of), required=True))}"
     if mark := _MARK.search(words):
@@ -172,12 +167,15 @@ def in_words(error: Exception, *, of: type[msgspec.Struct], text: str | bytes = 
         what = " ".join(what.split()).replace(",,", ",").rstrip(",")
         advice = next((f"; {write}" for part, write in _NOT_YAML.items() if part in what), "")
         return f"line {mark[1]}, column {mark[2]}: not YAML: {what}{advice}"
-    if at := _AT.search(words):
-        path = at["path"].lstrip(".")
-        return _placed(_plain(words[: at.start()]) + _instead(words, of=of), path, text=text, under=under)
     if isinstance(error, ConfigError) and (first := _FIRST.match(words)):
         return _placed(words[first.end() :], first["path"], text=text, under=under)
-    return _placed(_plain(words) + _instead(words, of=of), "", text=text, under=under)
+    fault = _FAULT.fullmatch(words)
+    what, path = (fault["what"], fault["path"] or "") if fault else (words, "")
+    node = _at(inspect.type_info(of), path)
+    if unknown := _UNKNOWN.fullmatch(what):
+        advice = _unknown_field(unknown[1], path=path, node=node)
+        return _placed(advice, path, text=text, under=under, field=unknown[1])
+    return _placed(_plain(what) + _instead(what, node), path, text=text, under=under)
 
 
 def _placed(words: str, path: str, *, text: str | bytes, under: str, field: str = "") -> str:
@@ -223,10 +221,8 @@ def _plain(words: str) -> str:
     )
 
 
-def _instead(words: str, *, of: type[msgspec.Struct]) -> str:
+def _instead(words: str, node: inspect.Type) -> str:
     """Return what the field takes, if this value has another type or is none of the field's choices."""
-    found = _AT.search(words)
-    node = _at(inspect.type_info(of), found["path"] if found else "")
     if isinstance(node, inspect.LiteralType):
         return f"; values are {', '.join(str(value) for value in node.values if value)}"
     if words.startswith("Object missing"):
@@ -242,11 +238,10 @@ def _instead(words: str, *, of: type[msgspec.Struct]) -> str:
     return next((f"; {advice}" for pattern, advice in _WRITE if pattern.match(words)), "")
 
 
-def _unknown_field(name: str, *, path: str, of: type[msgspec.Struct]) -> str:
+def _unknown_field(name: str, *, path: str, node: inspect.Type) -> str:
     instead = _REMOVED.get(name) or _REMOVED.get(f"{path.rpartition('.')[2]}.{name}")
     if instead is not None:
         return f"`{name}` was removed; delete it: {instead}"
-    node = _at(inspect.type_info(of), path)
     known = _fields(node)
     within = {
         each: section.encode_name
