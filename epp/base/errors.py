@@ -120,14 +120,13 @@ class ConfigError(Exception):
     """A configuration, policy or endpoints file cannot be used. The message names the file and the field."""
 
 
+_TO_DO: Final[dict[type[OSError], str]] = {
+    FileNotFoundError: "create it, or correct the path",
+    PermissionError: "give this user access, or name another path",
+    NotADirectoryError: "one part of this path is a file and not a folder: correct the path",
+}
+
+
 def to_do(error: OSError) -> str:
     """Return what a person does about a path that cannot be used."""
-    match error:
-        case FileNotFoundError():
-            return "create it, or correct the path"
-        case PermissionError():
-            return "give this user access, or name another path"
-        case NotADirectoryError():
-            return "one part of this path is a file and not a folder: correct the path"
-        case _:
-            return "name another path"
+    return _TO_DO.get(type(error), "name another path")

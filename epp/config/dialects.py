@@ -30,9 +30,9 @@ MOST_DESTINATIONS: Final = 8
 class Dialect(Struct, frozen=True):
     """How one gateway uses the answers of the picker."""
 
-    reads_list: bool
-    """Whether the gateway reads a comma-separated list of destinations and tries them in this order. False:
-    the gateway reads the value as one address, and a list fails.
+    max_destinations: int = 1
+    """Over 1: the gateway reads a comma-separated list of destinations and tries them in this order. 1: the
+    gateway reads the value as one address, and a list fails.
     """
     fails_closed: bool = False
     """Whether a dead picker cuts every answer whose stream it held."""
@@ -48,29 +48,16 @@ class Dialect(Struct, frozen=True):
     by_pool: bool = True
     """Whether the gateway finds the picker through an InferencePool, which names one port."""
 
-    @property
-    def max_destinations(self) -> int:
-        return MOST_DESTINATIONS if self.reads_list else 1
 
-
-UNKNOWN: Final = Dialect(reads_list=False)
+UNKNOWN: Final = Dialect()
 """The profile that is safe with every gateway."""
 
 DIALECTS: Final[Mapping[str, Dialect]] = {
-    "envoy": Dialect(reads_list=True, own_config=True, by_pool=False, timeouts="extendable"),
-    "envoy-gateway": Dialect(reads_list=True, by_pool=False, timeouts="fixed"),
-    "istio": Dialect(reads_list=True, timeouts="none"),
-    "ai-gateway": Dialect(reads_list=False, fails_closed=True, timeouts="none"),
-    "agentgateway": Dialect(reads_list=False, timeouts="none"),
-    "nginx": Dialect(reads_list=False, shows_path=False, shows_answers=False),
-    "gke": Dialect(reads_list=True, timeouts="none"),
+    "envoy": Dialect(MOST_DESTINATIONS, own_config=True, by_pool=False, timeouts="extendable"),
+    "envoy-gateway": Dialect(MOST_DESTINATIONS, by_pool=False, timeouts="fixed"),
+    "istio": Dialect(MOST_DESTINATIONS, timeouts="none"),
+    "ai-gateway": Dialect(fails_closed=True, timeouts="none"),
+    "agentgateway": Dialect(timeouts="none"),
+    "nginx": Dialect(shows_path=False, shows_answers=False),
+    "gke": Dialect(MOST_DESTINATIONS, timeouts="none"),
 }
-
-
-def dialect_of(name: DialectName, *, own_envoy: bool) -> Dialect:
-    """Return the profile of a name. `own_envoy` says that the picker writes an endpoints file for Envoy.
-    `auto` then assumes the Envoy of `epp envoy-config`.
-    """
-    if name == "auto":
-        return DIALECTS["envoy"] if own_envoy else UNKNOWN
-    return DIALECTS[name]

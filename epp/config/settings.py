@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta
 
 from epp.base.errors import ConfigError, to_do
-from epp.config.dialects import Dialect, DialectName, dialect_of
+from epp.config.dialects import DIALECTS, UNKNOWN, Dialect, DialectName
 from epp.config.reading import Strict, decode, in_words
 from epp.config.sections import Admin, Envoy, ExactMode, Kubernetes, Listen, consecutive
 from epp.config.sharing import Sharing
@@ -166,8 +166,11 @@ class Config(Strict, frozen=True):
 
     @property
     def caller(self) -> Dialect:
-        """Return the gateway that this picker is set up for."""
-        return dialect_of(self.dialect, own_envoy=bool(self.envoy.eds_file))
+        """Return the gateway that this picker is set up for. If the picker writes endpoints for Envoy, `auto`
+        is the Envoy of `epp envoy-config`.
+        """
+        own_envoy = DIALECTS["envoy"] if self.envoy.eds_file else UNKNOWN
+        return DIALECTS.get(self.dialect, own_envoy)
 
     @property
     def asks_for_s(self) -> float:

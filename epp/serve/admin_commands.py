@@ -36,7 +36,7 @@ def _url(admin: str, page: str) -> str:
     return f"{admin.rstrip('/')}/{page}"
 
 
-def _no_picker(admin: str, error: Exception) -> ConfigError:
+def _no_picker(admin: str, error: Exception | str) -> ConfigError:
     reason = getattr(error, "reason", error)
     return ConfigError(f"--admin {admin}: {reason}; name the admin.address of a running picker")
 
@@ -154,22 +154,16 @@ def counts_text(counts: Counts) -> str:
 
 
 def fetch(admin: str, *, window_s: int) -> dict[str, Any]:
-    """Ask the picker. Raises ConfigError if nothing answers, or if the answer is not from a picker."""
+    """Ask the picker. Raises ConfigError if nothing answers, or if the answer is not a picker's account."""
     url = _url(admin, f"explain?window={window_s}")
     try:
         with urllib.request.urlopen(url, timeout=_WITHIN_S) as answer:  # noqa: S310 - http, checked above
-            return parsed(answer.read(_MOST_BYTES))
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise _no_picker(admin, error) from error
-
-
-def parsed(answer: bytes) -> dict[str, Any]:
-    """Decode the answer. Raises ValueError if it is not a picker's account."""
-    found: dict[str, Any] = decode(answer)
-    try:
+            found: dict[str, Any] = decode(answer.read(_MOST_BYTES))
         table(found)
     except (TypeError, LookupError, AttributeError) as error:
-        raise ValueError(f"not an account of missed tokens: {error}") from error
+        raise _no_picker(admin, f"not an account of missed tokens: {error}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _no_picker(admin, error) from error
     return found
 
 

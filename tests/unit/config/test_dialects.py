@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from epp.base.errors import ConfigError
-from epp.config.dialects import DIALECTS, DialectName, dialect_of
+from epp.config.dialects import DIALECTS, DialectName
 from epp.config.settings import load_config
 from epp.serve.cli import main
 
@@ -41,8 +41,8 @@ def test_a_gateway_gets_as_many_destinations_as_it_reads(tmp_path: Path, name: s
     assert load_config(config(tmp_path, f"dialect: {name}")).caller.max_destinations == most
 
 
-def test_the_dialect_is_envoy_if_the_picker_writes_endpoints_for_envoy() -> None:
-    assert dialect_of("auto", own_envoy=True) is DIALECTS["envoy"]
+def test_the_dialect_is_envoy_if_the_picker_writes_endpoints_for_envoy(tmp_path: Path) -> None:
+    assert load_config(config(tmp_path, "envoy: {edsFile: eds.json}")).caller is DIALECTS["envoy"]
 
 
 def test_streams_are_not_held_if_the_gateway_fails_closed(tmp_path: Path) -> None:
