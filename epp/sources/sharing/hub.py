@@ -1,14 +1,14 @@
 """Connects the workers of one machine by a unix socket in the process that started them. `Hub` is the end of
 that process, and `HubLink` the end of a worker.
 
-The hub forwards every batch to all other workers of the channel. It keeps the newest batches, and sends them
-to a worker that joins later. It does not look into batches. A worker that does not read fast enough misses
-batches, and notices this by their numbers. A worker that dies is gone when its connection closes. The hub
-ends only with the process that starts the workers, and the workers end with this process too.
+The hub forwards what a worker sends to all other workers. It keeps the newest, and sends them to a worker
+that connects later. It does not look into them: a worker writes the name of its channel before each batch,
+and leaves out batches of other channels. A worker that does not read fast enough misses batches, and notices
+this by their numbers. A worker that dies is gone when its connection closes. The hub ends only with the
+process that starts the workers, and the workers end with this process too.
 
 A frame is the length of its content (4 bytes, big-endian), the age of its content in seconds (a double), and
-the content. The first frame of a worker is the name of its channel. All others, in both directions, are
-batches.
+the content.
 """
 
 import asyncio
@@ -18,7 +18,6 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +28,7 @@ _HEADER: Final = struct.Struct(">Id")
 _UNREAD_BYTES: Final = 8 * 2**20
 """A worker with this much unread gets no more batches until it has read."""
 _KEPT_BYTES: Final = 16 * 2**20
-"""Batches of a channel that are kept for workers that join later."""
+"""Batches that are kept for workers that connect later."""
 _TIMEOUT_S: Final = 3.0
 _WAIT_S: Final = 0.2
 _MOST_UNREAD: Final = 65_536
@@ -42,7 +41,7 @@ class BadFrameError(Exception):
 
 
 async def read_frame(reader: asyncio.StreamReader) -> Received:
-    """Return a batch and its age. Raises BadFrameError, and IncompleteReadError at the end."""
+    """Return the content and its age. Raises BadFrameError, and IncompleteReadError at the end."""
     length, age_s = _HEADER.unpack(await reader.readexactly(_HEADER.size))
     if length > MOST_BATCH_BYTES or not 0 <= age_s < 2**40:
         raise BadFrameError(f"a frame of {length} bytes and {age_s} s")
@@ -53,21 +52,16 @@ def frame(content: bytes, *, age_s: float = 0.0) -> bytes:
     return _HEADER.pack(len(content), age_s) + content
 
 
-@dataclass(slots=True, eq=False)
-class _Channel:
-    writers: set[asyncio.StreamWriter] = field(default_factory=set)
-    kept: deque[tuple[float, bytes]] = field(default_factory=deque)
-    """When each batch came, and the batch. The oldest first."""
-    kept_bytes: int = 0
-
-
 class Hub:
     """Serves until it is closed. The permissions of the socket's directory decide who may connect."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._clock = clock
-        self._channels: dict[bytes, _Channel] = {}
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._kept: deque[tuple[float, bytes]] = deque()
+        """When each content came, and the content. The oldest first."""
+        self._kept_bytes = 0
         self._acceptor = Acceptor(self._serve)
 
     def start(self) -> None:
@@ -87,32 +81,26 @@ class Hub:
 
     async def _serve(self, sock: socket.socket) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=sock)
-        name = b""
+        now = self._clock()
+        writer.writelines([frame(content, age_s=now - at) for at, content in self._kept])
+        self._writers.add(writer)
         try:
-            name = bytes((await read_frame(reader)).data)
-            channel = self._channels.setdefault(name, _Channel())
-            now = self._clock()
-            writer.writelines([frame(batch, age_s=now - at) for at, batch in channel.kept])
-            channel.writers.add(writer)
             while True:
-                self._pass_on(bytes((await read_frame(reader)).data), channel, writer)
+                self._pass_on(bytes((await read_frame(reader)).data), writer)
         except (asyncio.IncompleteReadError, BadFrameError, OSError):
             return
         finally:
-            if name in self._channels:
-                self._channels[name].writers.discard(writer)
-                if not self._channels[name].writers:  # a channel of an earlier policy
-                    del self._channels[name]
+            self._writers.discard(writer)
             with contextlib.suppress(OSError):
                 writer.close()
 
-    def _pass_on(self, batch: bytes, channel: _Channel, sender: asyncio.StreamWriter) -> None:
-        channel.kept.append((self._clock(), batch))
-        channel.kept_bytes += len(batch)
-        while channel.kept_bytes > _KEPT_BYTES:
-            channel.kept_bytes -= len(channel.kept.popleft()[1])
-        framed = frame(batch)
-        for other in channel.writers:
+    def _pass_on(self, content: bytes, sender: asyncio.StreamWriter) -> None:
+        self._kept.append((self._clock(), content))
+        self._kept_bytes += len(content)
+        while self._kept_bytes > _KEPT_BYTES:
+            self._kept_bytes -= len(self._kept.popleft()[1])
+        framed = frame(content)
+        for other in self._writers:
             if other is not sender and other.transport.get_write_buffer_size() < _UNREAD_BYTES:
                 other.write(framed)
 
@@ -123,24 +111,25 @@ class HubLink:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._channel = b""
+        """What stands before each batch of its channel."""
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._received: asyncio.Queue[Received] = asyncio.Queue()
-        self._connecting = asyncio.Lock()
 
     async def agree(self, _: str, mine: bytes) -> bytes:
         """Return `mine`: all workers have the secret from the process that started them."""
         return mine
 
     async def join(self, channel: str) -> None:
-        self._channel = channel.encode()
+        self._channel = channel.encode() + b"\0"
         await self.close()
+        self._received = asyncio.Queue()
         await self._connected()
 
     async def send(self, batch: bytes) -> None:
         writer = await self._connected()
         try:
-            writer.write(frame(batch))
+            writer.write(frame(self._channel + batch))
             async with asyncio.timeout(_TIMEOUT_S):
                 await writer.drain()
         except TimeoutError as error:
@@ -149,7 +138,6 @@ class HubLink:
             raise LinkError(str(error), reason="connection") from error
 
     async def read(self) -> list[Received]:
-        await self._connected()
         received: list[Received] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WAIT_S):
@@ -171,23 +159,23 @@ class HubLink:
 
     async def _connected(self) -> asyncio.StreamWriter:
         """Return the connection, opened again if the last one has ended. Raises LinkError."""
-        async with self._connecting:
-            if self._writer is not None and self._reading is not None and not self._reading.done():
-                return self._writer
-            await self.close()
-            try:
-                reader, writer = await asyncio.open_unix_connection(self._path)
-            except OSError as error:
-                raise LinkError(f"{self._path}: {error.strerror}", reason="connection") from error
-            self._writer = writer
-            self._reading = asyncio.create_task(self._receive(reader), name="sharing: receiving")
-            writer.write(frame(self._channel))
-            return writer
+        if self._writer is not None and self._reading is not None and not self._reading.done():
+            return self._writer
+        await self.close()
+        try:
+            reader, self._writer = await asyncio.open_unix_connection(self._path)
+        except OSError as error:
+            raise LinkError(f"{self._path}: {error.strerror}", reason="connection") from error
+        self._reading = asyncio.create_task(self._receive(reader), name="sharing: receiving")
+        return self._writer
 
     async def _receive(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, BadFrameError, OSError):
             while True:
                 received = await read_frame(reader)
+                channel, batch = received.data[: len(self._channel)], received.data[len(self._channel) :]
+                if channel != self._channel:
+                    continue
                 if self._received.qsize() >= _MOST_UNREAD:
                     self._received.get_nowait()
-                self._received.put_nowait(received)
+                self._received.put_nowait(Received(batch, received.age_s))
