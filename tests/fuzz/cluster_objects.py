@@ -151,6 +151,7 @@ async def _follow(reader: _Reader, collection: Collection[Any, Any]) -> bool:
         on_state=lambda _, answers: states.append(answers),
         keep=Sources(rng=random.Random(1)).keep,
         rng=_NoPauses(),
+        group=asyncio.TaskGroup(),
     )
     reflector = Reflector(access, collection, on_change=lambda: None)
     task = asyncio.ensure_future(reflector.run())

@@ -174,7 +174,7 @@ def test_tokens_of_a_conversation_are_vllms(
     theirs = vllm_servers[0].post("/tokenize", asked)
     assert theirs.status == 200, theirs.body
     body = json.dumps({"model": MODEL_NAME, "messages": conversation}).encode()
-    read = read_conversation(parse_request(CHAT, body).prompt)
+    read, _, _ = read_conversation(parse_request(CHAT, body).prompt)
     language = FolderLanguage(vllm_environment.model_folder / tiny_model.MODEL)
-    ours = language.tokens(language.render(read.messages, tools=None), special=False)
+    ours = language.tokens(language.render(read, tools=None), special=False)
     assert list(ours.ids) == theirs.json()["tokens"]

@@ -77,25 +77,18 @@ class Cluster:
 
     async def run(self) -> None:
         """Follow, judge and write. Raises ConfigError if there is no access to the cluster."""
-        keep, api = self._keep, await Api.connect(self._settings)
-        access = Access(
-            api, namespace=self._namespace, on_state=self._hooks.followed, keep=keep, rng=self._rng
-        )
-        pools = Pools(access, self._settings, on_endpoints=self._hooks.endpoints, on_pool=self._dirty.set)
+        hooks, api = self._hooks, await Api.connect(self._settings)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(pools.run(), name="watch of the pools and their pods")
+                access = Access(api, self._namespace, hooks.followed, self._keep, self._rng, group)
+                pools = Pools(access, self._settings, on_endpoints=hooks.endpoints, on_pool=self._dirty.set)
+                pools.start()
                 for each, on_change in self._followed():
-                    run = Reflector(access, each, on_change=on_change).run
-                    group.create_task(keep("kubernetes", run), name=f"watch of the {each.what}")
-                group.create_task(
-                    keep("kubernetes", lambda: self._judge(pools)), name="judge of the policies"
-                )
+                    reflector = Reflector(access, each, on_change=on_change)
+                    access.start(reflector.run, name=f"watch of the {each.what}")
+                access.start(lambda: self._judge(pools), name="judge of the policies")
                 if self._writes:
-                    group.create_task(
-                        keep("kubernetes", lambda: self._write(StatusWriter(api), pools)),
-                        name="status writer",
-                    )
+                    access.start(lambda: self._write(StatusWriter(api), pools), name="status writer")
         finally:
             await api.close()
 

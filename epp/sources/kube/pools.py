@@ -64,24 +64,21 @@ class PoolWatch:
             # By name, as in the picker's Role: RBAC allows listing a single object.
             selectors=[("fieldSelector", f"metadata.name={name}")],
         )
-        self._stated = bool(settings.selector)
-        """Whether the configuration states the pool, so that none is read."""
-        if self._stated:
+        if settings.selector:
             ports = tuple(map(PoolPort, settings.target_ports))
             self._pool.found[name] = PoolSpec(PoolSelector(settings.selector), ports)
         self._followed = PoolSpec()
         """The pool whose pods are followed. Without labels it has none."""
         self.pods = pods_of(name, self._followed)
         self._task: asyncio.Task[None] | None = None
-        self._group: asyncio.TaskGroup | None = None
 
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as self._group:
-            if self._stated:
-                self._use_pool()
-                await asyncio.get_running_loop().create_future()  # waits until cancelled
+    def start(self) -> None:
+        """Follow the pool from now on, unless the configuration states it."""
+        if self._pool.found:
+            self._use_pool()
+        else:
             reflector = Reflector(self._access, self._pool, on_change=self._use_pool)
-            await self._access.keep("kubernetes", reflector.run)
+            self._access.start(reflector.run, name=f"watch of the pool {self.name}")
 
     @property
     def exists(self) -> bool:
@@ -123,12 +120,9 @@ class PoolWatch:
             self._task = None
         self._followed, self.pods = pool, pods_of(self.name, pool, namespace=self._access.namespace)
         if labels:
-            assert self._group is not None, "pods are followed only inside run()"
             self.pods.found.update(before.found)
             run = Reflector(self._access, self.pods, on_change=self._on_change).run
-            self._task = self._group.create_task(
-                self._access.keep("kubernetes", run), name=f"watch of the pods of {self.name}"
-            )
+            self._task = self._access.start(run, name=f"watch of the pods of {self.name}")
 
 
 class Pools:
@@ -162,11 +156,10 @@ class Pools:
         self.settled = False
         """Whether the first endpoints have been passed on."""
 
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for watch in self._watches:
-                group.create_task(watch.run(), name=f"watch of the pool {watch.name}")
-            await self._access.keep("kubernetes", self._hand_on)
+    def start(self) -> None:
+        for watch in self._watches:
+            watch.start()
+        self._access.start(self._hand_on, name="news of the endpoints")
 
     @property
     def existing(self) -> frozenset[str]:

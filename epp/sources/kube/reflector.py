@@ -13,7 +13,7 @@ Called by `pools` and `cluster`.
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from random import Random
@@ -106,13 +106,19 @@ class Collection(Generic[T, V]):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What the reflectors share. `on_state` is called when the connection of one comes or goes."""
+    """What the reflectors share. `on_state` is called when the connection of one comes or goes. Their loops
+    are tasks of `group`.
+    """
 
     api: Api
     namespace: str
     on_state: Callable[[str, bool], None]
     keep: Keep
     rng: Random
+    group: asyncio.TaskGroup
+
+    def start(self, run: Callable[[], Awaitable[None]], *, name: str) -> asyncio.Task[None]:
+        return self.group.create_task(self.keep("kubernetes", run), name=name)
 
 
 class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):

@@ -155,10 +155,6 @@ class Cleared:
 Event = Stored | Removed | Cleared
 
 
-class MalformedEventError(Exception):
-    """The message is not a batch of KV events."""
-
-
 _Name = int | bytes
 _Names = Annotated[list[_Name], Meta(max_length=_MOST_BLOCKS)]
 _WHOLE_ATTENTION: Final = frozenset(
@@ -219,13 +215,12 @@ _REMOVED: Final = Decoder(_RemovedArray), Decoder(_Removed)
 """Decoders for an array and for a map."""
 
 
-def decode(payload: bytes) -> list[Event]:
-    """Return the events of a message, in order. Raises MalformedEventError for any other bytes."""
+def decode(payload: bytes) -> list[Event] | None:
+    """Return the events of a message, in order. None: the bytes are not a batch of events."""
     try:
         events = [_event(raw) for raw in _BATCH.decode(payload).events]
-    except Exception as error:
-        # The bytes are of a wrong kind, too long for memory, or nested too deeply.
-        raise MalformedEventError(f"not a batch of KV events: {error}") from error
+    except Exception:  # noqa: BLE001 - bytes of a wrong kind, too long for memory, or nested too deeply
+        return None
     return [event for event in events if event is not None]
 
 

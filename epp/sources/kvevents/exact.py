@@ -20,7 +20,6 @@ from epp.sources.kvevents.decoding import (
     BlockHasher,
     BlockName,
     Cleared,
-    MalformedEventError,
     Stored,
     decode,
 )
@@ -123,9 +122,8 @@ class Exact:
         known.complete = complete and not known.off
 
     def _deliver(self, server: EndpointName, known: KnownServer, payload: bytes, *, now: float) -> None:
-        try:
-            events = decode(payload)
-        except MalformedEventError:
+        events = decode(payload)
+        if events is None:
             self.malformed += 1
             return
         known.events += len(events)
@@ -199,7 +197,7 @@ class Exact:
                 adapter_path=settings.adapters.get(routed.adapter) if routed.adapter else None,
             )
         except UnmappedError as error:
-            model.prompts[error.reason] += 1
+            model.prompts[str(error)] += 1
             return
         except Exception as error:  # noqa: BLE001 - a client's text caused this error, which may cost only its own prompt
             model.prompts["error"] += 1

@@ -88,7 +88,7 @@ class FolderLanguage:
         for start in range(0, len(text), _PIECE_CHARS):
             tokens += len(self._encoded(text[start : start + _PIECE_CHARS], special=False))
             if tokens > _MOST_TOKENS:
-                raise UnmappedError(f"a text of more than {_MOST_TOKENS} tokens", reason="content")
+                raise UnmappedError("content")
 
     def _encoded(self, text: str, *, special: bool) -> Encoding:
         # This is a batch of one text, since only batches release the interpreter. Otherwise picks would wait
@@ -97,12 +97,12 @@ class FolderLanguage:
             return self._tokenizer.encode_batch([text], add_special_tokens=special)[0]
         except BaseException as error:
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-                raise UnmappedError(f"the tokenizer refuses the text: {error}", reason="template") from error
+                raise UnmappedError("template") from error
             raise
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None) -> str:
         if self._render is None:
-            raise UnmappedError("the model has no chat template", reason="template")
+            raise UnmappedError("template")
         try:
             return self._render(
                 {
@@ -117,9 +117,7 @@ class FolderLanguage:
         except Exception as error:
             # A client's text runs through the program of a template.
             # Every error, even a recursion that is too deep, means that the template refuses the text.
-            raise UnmappedError(
-                f"the chat template refuses the messages: {error}", reason="template"
-            ) from error
+            raise UnmappedError("template") from error
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         content = message["content"]

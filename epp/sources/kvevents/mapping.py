@@ -47,11 +47,7 @@ _SECTION, _BODY, _PART, _FIELD, _OPAQUE = map(
 
 
 class UnmappedError(Exception):
-    """The blocks of a prompt cannot be named. `reason` is a label of a metric."""
-
-    def __init__(self, message: str, *, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+    """The blocks of a prompt cannot be named. The text is the reason, a label of a metric."""
 
 
 class Text(NamedTuple):
@@ -59,13 +55,6 @@ class Text(NamedTuple):
 
     start: int
     text: str
-
-
-class TemplateInput(NamedTuple):
-    messages: Sequence[dict[str, Any]]
-    """The messages as an OpenAI client sends them. A content of several parts is a list of strings."""
-    tools: Sequence[Any] | None
-    texts: Sequence[Text]
 
 
 class Tokens(NamedTuple):
@@ -101,11 +90,10 @@ def map_prompt(
     """
     inference = routed.inference
     if routed.adapter and adapter_path is None:
-        raise UnmappedError(f"no path is configured for adapter {routed.adapter}", reason="adapter")
-    if is_digest(inference.cache_salt):
-        raise UnmappedError("the cache salt is too long to be kept", reason="arguments")
-    if inference.shaped:
-        raise UnmappedError("the request changes how its prompt is rendered", reason="arguments")
+        raise UnmappedError("adapter")
+    # The salt is too long to be kept, or the request changes how its prompt is rendered.
+    if is_digest(inference.cache_salt) or inference.shaped:
+        raise UnmappedError("arguments")
     ends_bytes = [end_bytes(routed.schedule, k + 1) for k in range(len(routed.chain))]
     if inference.token_ids:
         ids: Sequence[int] = array("I", inference.prompt).tolist()
@@ -122,7 +110,7 @@ def map_prompt(
 def _render(inference: InferenceRequest, language: Language) -> tuple[str, Sequence[Text]]:
     """Return the server's version of a prompt of text, and the texts of the prompt. Raises UnmappedError."""
     if inference.opaque_tokens or inference.kind not in (ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.MESSAGES):
-        raise UnmappedError(f"media, embeddings, or the {inference.kind} API", reason="content")
+        raise UnmappedError("content")
     if inference.kind is ApiKind.COMPLETIONS:
         rendered = _as_text(inference.prompt)
         texts: Sequence[Text] = [Text(0, rendered)]
@@ -130,12 +118,15 @@ def _render(inference: InferenceRequest, language: Language) -> tuple[str, Seque
         messages, tools, texts = read_conversation(inference.prompt)
         rendered = language.render(messages, tools=tools)
     if len(rendered) > _MOST_CHARS:
-        raise UnmappedError(f"a text of {len(rendered)} characters", reason="content")
+        raise UnmappedError("content")
     return rendered, texts
 
 
-def read_conversation(prompt: bytes) -> TemplateInput:
-    """Return the conversation of a chat's canonical prompt. Raises UnmappedError."""
+def read_conversation(prompt: bytes) -> tuple[list[dict[str, Any]], Sequence[Any] | None, list[Text]]:
+    """Return the messages, the tools and the texts of a chat's canonical prompt. Raises UnmappedError.
+
+    The messages are as an OpenAI client sends them. A content of several parts is a list of strings.
+    """
     before, *sections = _as_text(prompt).split(_SECTION)
     messages: list[dict[str, Any]] = []
     texts: list[Text] = []
@@ -145,24 +136,22 @@ def read_conversation(prompt: bytes) -> TemplateInput:
         for section in sections:
             heading, _, body = section.partition(_BODY)
             if _OPAQUE in section:
-                raise UnmappedError("media or a stored conversation", reason="content")
+                raise UnmappedError("content")  # media or a stored conversation
             if heading == f"{_FIELD}tools":
                 tools = decode(body.encode())
             else:
                 start = at + len(_SECTION) + len(heading) + len(_BODY)
                 messages.append(_message(heading, body, start=start, texts=texts))
             at += len(_SECTION) + len(section)
-    except ValueError as error:
-        raise UnmappedError(
-            f"tools or a tool call that cannot be read ({error})", reason="content"
-        ) from error
-    return TemplateInput(messages, tools, texts)
+    except ValueError as error:  # tools or a tool call that cannot be read
+        raise UnmappedError("content") from error
+    return messages, tools, texts
 
 
 def _message(heading: str, body: str, *, start: int, texts: list[Text]) -> dict[str, Any]:
     role, *fields = heading.split(_FIELD)
     if not role:
-        raise UnmappedError("a section that is no message", reason="content")
+        raise UnmappedError("content")  # a section that is no message
     message: dict[str, Any] = {"role": role}
     for one in fields:
         key, _, value = one.partition("=")
@@ -179,7 +168,7 @@ def _message(heading: str, body: str, *, start: int, texts: list[Text]) -> dict[
             elif label in _CALL_FIELDS:
                 message[label] = decode(value.encode())
             else:
-                raise UnmappedError("a content part that is no text", reason="content")
+                raise UnmappedError("content")  # a part that is no text
         start += len(part) + len(_PART)
     message["content"] = contents[0] if len(contents) == 1 else contents
     return message

@@ -18,6 +18,7 @@ from epp.sources.kube.objects import Pod, Pool
 from epp.sources.kube.pools import Pools
 from epp.sources.kube.reflector import Access
 from tests.harness.processes import wait_until
+from tests.harness.tasks import running_task
 from tests.unit.sources.kube.objects import pod, pool
 
 SELECTORS = {"a": {"model": "a"}, "b": {"model": "b"}}
@@ -71,7 +72,7 @@ class WatchedServer(Api):
 class ReceivedLists:
     """The lists that the picker received."""
 
-    def __init__(self, server: WatchedServer, *names: str) -> None:
+    def __init__(self, server: WatchedServer, group: asyncio.TaskGroup, *names: str) -> None:
         self.told: list[list[str]] = []
         self.followed: dict[str, bool] = {}
         self.failures = 0
@@ -79,7 +80,7 @@ class ReceivedLists:
         self.starting: frozenset[str] = frozenset()
         self._news = asyncio.Event()
         rng = random.Random(1)
-        access = Access(server, "n", on_state=self.followed.__setitem__, keep=Sources(rng=rng).keep, rng=rng)
+        access = Access(server, "n", self.followed.__setitem__, Sources(rng=rng).keep, rng, group)
         self.pools = Pools(access, Kubernetes(pools=names), on_endpoints=self._take, on_pool=lambda: None)
 
     def _take(
@@ -103,14 +104,19 @@ class ReceivedLists:
 
 
 @asynccontextmanager
-async def following_pools(server: WatchedServer, *names: str) -> AsyncIterator[ReceivedLists]:
-    made = ReceivedLists(server, *names)
-    task = asyncio.create_task(made.pools.run())
-    try:
-        yield made
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+async def following_pools(
+    server: WatchedServer, *names: str, failures: int = 0
+) -> AsyncIterator[ReceivedLists]:
+    made: asyncio.Future[ReceivedLists] = asyncio.get_running_loop().create_future()
+
+    async def follow() -> None:
+        async with asyncio.TaskGroup() as group:
+            made.set_result(lists := ReceivedLists(server, group, *names))
+            lists.failures = failures
+            lists.pools.start()
+
+    async with running_task(follow):
+        yield await made
 
 
 def two_pools() -> WatchedServer:
@@ -189,11 +195,7 @@ async def test_old_pods_stay_until_those_of_a_new_selector_are_listed() -> None:
 
 
 async def test_endpoints_that_cannot_be_used_are_passed_on_again(caplog: pytest.LogCaptureFixture) -> None:
-    made = ReceivedLists(two_pools(), "a")
-    made.failures = 2
-    task = asyncio.create_task(made.pools.run())
-    assert await made.next()
-    assert made.pools.settled
-    assert "the new endpoints cannot be used yet: the disk is full" in caplog.text
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with following_pools(two_pools(), "a", failures=2) as made:
+        assert await made.next()
+        assert made.pools.settled
+        assert "the new endpoints cannot be used yet: the disk is full" in caplog.text

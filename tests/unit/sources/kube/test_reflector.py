@@ -89,7 +89,7 @@ async def play(*script: object, kind: type[KubeObject] = Pod) -> tuple[ScriptedS
     """Follow until the script ends."""
     server, names = ScriptedServer(*script), Names(kind)
     rng = random.Random(1)
-    access = Access(server, "n", on_state=names.state, keep=Sources(rng=rng).keep, rng=rng)
+    access = Access(server, "n", names.state, Sources(rng=rng).keep, rng, asyncio.TaskGroup())
     reflector = Reflector(access, names.collection, on_change=names.changed)
     task = asyncio.create_task(reflector.run())
     done = asyncio.create_task(server.done.wait())

@@ -180,7 +180,7 @@ async def following(policy: Json) -> tuple[Merging, Json]:
 
 def as_read(policy: Json) -> PolicyObject:
     """Return the object as the reflector reads it."""
-    access: Any = Access(None, "n", on_state=lambda *_: None, keep=None, rng=Random(1))  # type: ignore[arg-type]
+    access: Any = Access(None, "n", lambda *_: None, None, Random(1), None)  # type: ignore[arg-type]
     reflector: Reflector[PolicyObject] = Reflector(access, PolicySet(pools=["vllm"]), on_change=lambda: None)
     found = reflector.read(msgspec.Raw(json.dumps(policy).encode()))
     assert found is not None

@@ -27,7 +27,7 @@ def test_every_block_that_vllm_stored_has_the_name_we_compute(algorithm: Algorit
     stored = {
         block
         for batch in recording.batches
-        for event in decode(batch.payload)
+        for event in decode(batch.payload) or ()
         if isinstance(event, Stored)
         for block in event.blocks
     }

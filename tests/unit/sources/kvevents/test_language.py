@@ -30,10 +30,11 @@ def test_a_template_that_iterates_over_parts_gets_parts(tmp_path: Path) -> None:
     assert language.render([{"role": "user", "content": ["a", "b"]}], tools=None) == "[a][b]"
 
 
-def test_the_reason_of_a_template_that_refuses_is_kept(tmp_path: Path) -> None:
+def test_a_template_may_refuse_a_conversation(tmp_path: Path) -> None:
     language = FolderLanguage(write_language(tmp_path, template="{{ raise_exception('no system role') }}"))
-    with pytest.raises(UnmappedError, match="no system role"):
+    with pytest.raises(UnmappedError, match="template") as refused:
         language.render([{"role": "user", "content": "a"}], tools=None)
+    assert str(refused.value.__cause__) == "no system role"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_nested_or_broken_arguments_count_as_prompt_that_cannot_be_mapped(
     language: FolderLanguage, arguments: str
 ) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    with pytest.raises(UnmappedError, match=r"template refuses|cannot be read"):
+    with pytest.raises(UnmappedError, match=r"template|content"):
         map_prompt(
             routed_chat(message("assistant", "", tool_calls=[call])),
             language=language,
@@ -113,7 +114,7 @@ def test_a_plain_prompt_gets_the_tokenizers_own_tokens_and_a_chat_does_not(langu
 def test_a_text_of_too_many_tokens_is_not_followed(language: FolderLanguage) -> None:
     """The tokenizers package frees its result in one step: 60 ms for a million tokens."""
     for letter in ("j", "\u6f22"):
-        with pytest.raises(UnmappedError, match="262144 tokens"):
+        with pytest.raises(UnmappedError, match="content"):
             language.tokens(letter * (2**18 + 9), special=False)
     words = "the quick brown fox jumps over the lazy dog " * 3000
     for text in ("j" * 2**18, words + "\u6f22" * 20_000, "\u6f22" * 2**14):
