@@ -4,8 +4,8 @@ The caller passes a `Question` and gets a `Pick` (`picker.events`). The `Decisio
 people see.
 """
 
-from collections.abc import Iterator
-from typing import Final, Literal, Protocol
+from collections.abc import Iterable
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -47,18 +47,6 @@ class Question(Struct, frozen=True, gc=False):
     """A keyed hash of the body, by which `picker.remembered` knows the request. 0: it has none."""
 
 
-class Queued(Struct, frozen=True, gc=False):
-    """The work of flow control on a request that goes to a server."""
-
-    waited_s: float = 0.0
-    priority: int = 0
-    tenant: str = ""
-
-
-DIRECT: Final = Queued()
-"""The value for requests that did not pass flow control."""
-
-
 class Candidate(Struct, frozen=True):
     """One endpoint as the rule saw it."""
 
@@ -79,14 +67,6 @@ class Candidate(Struct, frozen=True):
     excluded: str = ""
     """Why the candidate was left out: failing answers (failing), or a load threshold (waiting, kv_usage,
     undone). Empty: it was considered."""
-
-
-class Candidates(Protocol):
-    """The best candidates, best first. Most decisions make them when somebody reads them."""
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[Candidate]: ...
-    def __getitem__(self, index: int, /) -> Candidate: ...
 
 
 class WouldPick(Struct, frozen=True):
@@ -145,7 +125,7 @@ class Decision(Struct, gc=False, kw_only=True):
     out)."""
     chosen: EndpointName
     destinations: tuple[Address, ...]
-    candidates: Candidates = ()
+    candidates: Iterable[Candidate] = ()
     """The chosen endpoint first, then the others by score, then those that were left out. Ten at most. The
     code may make them only when somebody reads them.
     """

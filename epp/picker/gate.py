@@ -21,7 +21,7 @@ from epp.base.errors import FlowRefusedError, NotReadyError, PickError
 from epp.config.flow import Flow
 from epp.config.policy import Policy
 from epp.picker.commit import Considered
-from epp.picker.decision import Question, Queued
+from epp.picker.decision import Question
 from epp.picker.endpoints.served_models import forget_models
 from epp.picker.events import Ended, Pick, PickerEvent
 from epp.picker.flow.accounts import FlowStatus
@@ -163,7 +163,7 @@ class Gate:
             now=now,
         )
         if isinstance(fate, TenantFlow):
-            return picker.commit(considered, queued=Queued(0.0, fate.band.priority, fate.tenant), now=now)
+            return picker.commit(considered, priority=fate.band.priority, tenant=fate.tenant, now=now)
         if isinstance(fate, Refusal):
             raise _error(fate)
         waiting.item = fate
@@ -268,8 +268,13 @@ class Gate:
                 considered = outcome.choice or self._picker.consider(
                     waiting.question, prompt=waiting.prompt, now=now
                 )
-                queued = Queued(now - item.arrived_at, item.priority, item.tenant)
-                fate = self._picker.commit(considered, queued=queued, now=now)
+                fate = self._picker.commit(
+                    considered,
+                    waited_s=now - item.arrived_at,
+                    priority=item.priority,
+                    tenant=item.tenant,
+                    now=now,
+                )
             except PickError as error:
                 fate = error
         waiting.decided(fate, now)

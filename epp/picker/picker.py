@@ -7,7 +7,7 @@ for requests, the composition root for the policy, and the simulator for both.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 from xxhash import xxh3_64_intdigest
@@ -18,12 +18,10 @@ from epp.config.flow import Flow
 from epp.config.policy import Policy, PolicySpec
 from epp.picker.commit import Commits, Considered
 from epp.picker.decision import (
-    DIRECT,
     SHOWN_CHARS,
-    Candidates,
+    Candidate,
     Decision,
     Question,
-    Queued,
     WouldPick,
 )
 from epp.picker.dry_run import DryRun
@@ -193,21 +191,33 @@ class Picker:
         adapter = fleet.served.adapter(inference.model)
         return Considered(question, prompt, adapter, [state.slot for state in few], None)
 
-    def commit(self, considered: Considered, *, queued: Queued = DIRECT, now: float) -> Pick:
-        """Book and record a choice. Nothing may have changed since it was considered."""
+    def commit(
+        self,
+        considered: Considered,
+        *,
+        waited_s: float = 0.0,
+        priority: int = 0,
+        tenant: str = "",
+        now: float,
+    ) -> Pick:
+        """Book and record a choice. Nothing may have changed since it was considered. Flow control says what
+        it has done with the request.
+        """
+        decision = self._decision(considered, now=now)
+        decision.waited_s, decision.priority, decision.tenant = waited_s, priority, tenant
         # No code of this module awaits, so the state that was scored is still the state that is booked.
-        return self._commits.commit(considered, self._decision(considered, queued=queued, now=now), now=now)
+        return self._commits.commit(considered, decision, now=now)
 
     def _most_destinations(self, question: Question) -> int:
         return min(self._spec.max_destinations, question.max_destinations)
 
-    def _decision(self, considered: Considered, *, queued: Queued, now: float) -> Decision:
+    def _decision(self, considered: Considered, *, now: float) -> Decision:
         """Return the record of a pick."""
         question, prompt, adapter, slots, choice = considered
         inference, roster = question.inference, self.fleet.columns.roster
         matched_tokens, predicted_s = 0, 0.0
         reason = "prescribed" if question.prescribed else "overload"
-        candidates: Candidates = ()
+        candidates: Iterable[Candidate] = ()
         would_pick: WouldPick | None = None
         if choice is not None:
             first, weighed = choice.places[0], choice.weighed
@@ -234,9 +244,6 @@ class Picker:
             candidates=candidates,
             predicted_s=predicted_s,
             unread=inference.unread,
-            waited_s=queued.waited_s,
-            priority=queued.priority,
-            tenant=queued.tenant,
             dry_run=would_pick,
         )
 

@@ -105,7 +105,7 @@ def decision_for(number: int, *, name: str = "vllm-0", tried: bool = False) -> D
     names = [name, *(other for n in range(4) if (other := f"vllm-{n}") != name)]
     candidates = [
         structs.replace(
-            made.candidates[k > 0],
+            list(made.candidates)[k > 0],
             name=EndpointName(names[k]),
             uncached_tokens=1000 + 400 * k,
             backlog_tokens=900 * k,

@@ -91,7 +91,7 @@ _OPERATIONS: Final[Mapping[str, str]] = {
 def attributes_of(decision: Decision) -> dict[str, str | int | float]:
     """Return the attributes of a finished request. Unknown values are left out."""
     served = decision.served or decision.destinations[0]
-    chosen = decision.candidates[0] if decision.candidates else None
+    chosen = next(iter(decision.candidates), None)
     tokens = chosen.backlog_tokens + chosen.uncached_tokens if chosen else 0
     predicted_s = tokens / chosen.prefill_tokens_per_s if chosen else None
     found = {

@@ -13,9 +13,7 @@ from epp.picker.scheduling.schedule import Choice
 
 
 class ShownCandidates(Struct, frozen=True, eq=False, gc=False):
-    """The best candidates, best first: a sequence that is formatted when it is read, since people read few
-    decisions.
-    """
+    """The best candidates, best first, formatted when they are read, since people read few decisions."""
 
     choice: Choice
     """If there are many candidates, only among the best ones."""
@@ -23,14 +21,8 @@ class ShownCandidates(Struct, frozen=True, eq=False, gc=False):
     best_cached_tokens: int
     """The most tokens of the prompt that any candidate held, whether it is shown or not."""
 
-    def __len__(self) -> int:
-        return len(self.choice.places)
-
     def __iter__(self) -> Iterator[Candidate]:
         return map(self._candidate, self.choice.places)
-
-    def __getitem__(self, index: int) -> Candidate:
-        return self._candidate(self.choice.places[index])
 
     def _candidate(self, place: int) -> Candidate:
         choice, weighed, seen = self.choice, self.choice.weighed, self.choice.weighed.seen

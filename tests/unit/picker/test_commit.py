@@ -78,7 +78,7 @@ def test_headers_end_the_work_of_a_plain_answer_but_not_of_streamed_answer() -> 
 def test_booking_and_prefix_move_to_the_server_that_really_served() -> None:
     picker = a_picker()
     pick = picker.pick(ask(text("p"), stream=True), now=1.0)
-    first, second = pick.decision.chosen, pick.decision.candidates[1].name
+    first, second = pick.decision.chosen, list(pick.decision.candidates)[1].name
     assert picker.on_response_headers(pick, status=200, served=pick.destinations[1], now=1.1)
     assert in_flight(picker) == {second: 1}
     assert undone(picker, first, now=1.1) == 0

@@ -10,7 +10,7 @@ from epp.base.errors import PickError
 from epp.base.types import ApiKind, InferenceRequest
 from epp.config.flow import Flow, WaitingSettings
 from epp.config.policy import Cost, PolicySpec
-from epp.picker.decision import DIRECT, Question
+from epp.picker.decision import Question
 from epp.picker.events import Pick
 from epp.picker.flow.control import Forecast
 from epp.picker.gate import FlowClaim, Gate, ModelQueue, WaitingRequest, forecast_of
@@ -185,7 +185,7 @@ def test_a_forecast_has_the_choice_that_is_committed() -> None:
     picker = busy_picker(busy=1)
     queue = ModelQueue(picker, "m", Flow())
     forecast = queue.forecast(waiting_at(queue, picker), now=0.0)
-    pick = picker.commit(forecast.choice, queued=DIRECT, now=0.0)
+    pick = picker.commit(forecast.choice, now=0.0)
     assert pick.decision.prompt_tokens - pick.decision.matched_tokens == pytest.approx(forecast.tokens, abs=1)
 
 

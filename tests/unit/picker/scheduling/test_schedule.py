@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from epp.base.types import Address, Endpoint, EndpointName, Role
 from epp.config.policy import LoadSettings, Lora, PolicySpec, RuleName
+from epp.picker.decision import Candidate
 from epp.picker.scheduling.candidates import ShownCandidates
 from epp.picker.scheduling.least_cost import LeastCost
 from epp.picker.scheduling.rules import RULES
@@ -185,7 +186,7 @@ def shown(
     adapter: str = "",
     look: Snapshot | None = None,
     sent: Sequence[SentPick] = (),
-) -> ShownCandidates:
+) -> list[Candidate]:
     """Return the candidates for a request at 10.0 for the prefix 1, after other requests were sent."""
     asked, look = request(seen, prefix=1, at=10.0), look or snapshot(seen, adapter=adapter)
     rule = LeastCost(SPEC, random.Random(0))
@@ -193,7 +194,7 @@ def shown(
         rule.committed(each)
     choice = Scheduler(SPEC, rule).schedule(asked, look)
     best = int(asked.cached_tokens.max())
-    return ShownCandidates(choice.only_ranked(), SPEC, best)
+    return list(ShownCandidates(choice.only_ranked(), SPEC, best))
 
 
 def test_a_candidate_shows_the_numbers_that_the_rule_used() -> None:
