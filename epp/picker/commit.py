@@ -11,7 +11,6 @@ called any number of times, in any order.
 """
 
 import random
-from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from epp.base.types import RANK, RANK_ADDRESS, Address, ApiKind, Endpoint, EndpointName
@@ -29,11 +28,6 @@ from epp.picker.server_caches import Prompt
 from epp.request.response import ResponseFeedback
 
 _WITHOUT_TOKENS: Final = (ApiKind.EMBEDDINGS, ApiKind.QUERY, ApiKind.OTHER)
-_ENDS: Final[Mapping[Outcome, Phase]] = {
-    "ended": Phase.ENDED,
-    "aborted": Phase.ABORTED,
-    "failed": Phase.FAILED,
-}
 
 
 def enter(pick: Pick, phase: Phase) -> None:
@@ -153,7 +147,7 @@ class Commits:
         phase, status = pick.phase, pick.decision.status
         if phase in OVER:
             return
-        enter(pick, _ENDS[outcome])
+        enter(pick, Phase[outcome.upper()])
         pick.computed = outcome == "ended" and status is not None and status < 400 and pick.asks
         pick.decision.outcome = outcome
         self._fleet.answers.left(pick.wait)

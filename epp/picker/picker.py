@@ -225,7 +225,10 @@ class Picker:
             matched_tokens = int(weighed.asked.cached_tokens.item(first))
             predicted_s = float(weighed.first_token_s(first))
             candidates = _candidates(choice, spec=self._spec)
-            would_pick = self._would_pick(considered, choice, now=now) if self.dry_run is not None else None
+            if (tried := self.dry_run) is not None:
+                spec, among = tried.policy.spec, choice.weighed.seen.slots
+                seen = self.fleet.snapshot(among, model=inference.model, adapter=adapter, spec=spec, now=now)
+                would_pick = tried.choose(choice.weighed.asked, seen, place=first)
         return Decision(
             request_id=question.request_id,
             at_unix_s=now + self._unix_offset_s,
@@ -246,19 +249,6 @@ class Picker:
             unread=inference.unread,
             dry_run=would_pick,
         )
-
-    def _would_pick(self, considered: Considered, choice: Choice, *, now: float) -> WouldPick:
-        """Return the choice of the policy in dry run among the same servers."""
-        tried = self.dry_run
-        assert tried is not None
-        as_tried = self.fleet.snapshot(
-            choice.weighed.seen.slots,
-            model=considered.question.inference.model,
-            adapter=considered.adapter,
-            spec=tried.policy.spec,
-            now=now,
-        )
-        return tried.choose(choice.weighed.asked, as_tried, place=choice.places[0])
 
     def on_response_headers(
         self, pick: Pick, *, status: int, served: Address | None, lost: int = 0, now: float

@@ -13,6 +13,7 @@ must compute the same values.
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from functools import lru_cache, partial
 from hashlib import blake2b
 from itertools import pairwise
 from typing import cast
@@ -64,13 +65,11 @@ class Roots:
     send as many models and salts as requests.
     """
 
-    __slots__ = ("_kept", "_start")
-
     def __init__(self, schedule: Chunks, *, secret: bytes = b"") -> None:
         """secret: at most 64 bytes. Without the secret nobody can find out which texts have equal hashes."""
         sizes = (schedule.size_bytes, schedule.later_size_bytes, schedule.later_from_bytes)
         self._start = blake2b(_framed(_SCHEME, *(b"%d" % n for n in sizes)), digest_size=8, key=secret)
-        self._kept: dict[str, int] = {}
+        self._without_salt = lru_cache(MOST_KEPT)(partial(self._seed, ""))
 
     @property
     def fingerprint(self) -> str:
@@ -82,17 +81,12 @@ class Roots:
         return name.hexdigest()
 
     def seed(self, *, model: str, cache_salt: str = "") -> int:
-        known = self._kept.get(model) if not cache_salt else None
-        if known is not None:
-            return known
+        return self._seed(cache_salt, model) if cache_salt else self._without_salt(model)
+
+    def _seed(self, cache_salt: str, model: str) -> int:
         root = self._start.copy()
         root.update(_framed(*(text.encode("utf-8", "surrogatepass") for text in (model, cache_salt))))
-        seed = int.from_bytes(root.digest(), "little")
-        if not cache_salt:
-            if len(self._kept) >= MOST_KEPT:
-                self._kept.clear()
-            self._kept[model] = seed
-        return seed
+        return int.from_bytes(root.digest(), "little")
 
 
 def _framed(*parts: bytes) -> bytes:
@@ -124,8 +118,6 @@ class ServerCaches:
         self._start_table()
         self._slots: Ints = np.empty(0, dtype=np.int64)
         """The slot of each bit of the table's masks. Servers without a slot get the slot after the last."""
-        self._nothing: Floats = np.empty(0)
-        """The `cached_tokens` of a prompt that no server holds any part of. No code writes to this array."""
 
     def _start_table(self) -> None:
         """Start with an empty table without servers. The caller then adds each server."""
@@ -220,21 +212,14 @@ class ServerCaches:
         return Prompt(size, tokens, chain, teaches=bool(inference.prompt))
 
     def cached_tokens(self, prompt: Prompt, found: Sequence[tuple[int, int]], block_tokens: Ints) -> Floats:
-        """Return the tokens of the prompt that each server would take from its cache, by slot: whole blocks,
-        and never all of the prompt, since a server computes at least the last token to have an output.
+        """Return the tokens of the prompt that each server would take from its cache, by slot: whole blocks.
 
         found: the table's holders of the prompt.
         block_tokens: by slot, with one more value at the end for servers without a slot.
         """
-        if not found:
-            if len(self._nothing) != len(block_tokens) - 1:
-                self._nothing = np.zeros(len(block_tokens) - 1)
-            return self._nothing
         cached = np.zeros(len(block_tokens))
-        tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
         for mask, chunks in found:
-            slots = self._slots_of(mask)
-            tokens = _most_cached(end_bytes(self.spec.chunks, chunks) * tokens_per_byte, prompt)
+            slots, tokens = self._slots_of(mask), self._tokens_of(prompt, chunks)
             block = int(block_tokens[slots]) if isinstance(slots, int) else block_tokens[slots]
             cached[slots] = tokens // block * block
         return cached[:-1]
@@ -242,9 +227,14 @@ class ServerCaches:
     def cached_at(self, state: EndpointState, prompt: Prompt, chunks: int) -> int:
         """Return the tokens of the prompt that the server takes from its cache, if it holds `chunks`."""
         block_tokens = (state.metrics.block_size if state.metrics else None) or 1
+        return self._tokens_of(prompt, chunks) // block_tokens * block_tokens
+
+    def _tokens_of(self, prompt: Prompt, chunks: int) -> int:
+        """Return the tokens of a prompt's first chunks, and never all of the prompt, since a server computes
+        at least the last token to have an output.
+        """
         tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
-        held_tokens = end_bytes(self.spec.chunks, chunks) * tokens_per_byte
-        return _most_cached(held_tokens, prompt) // block_tokens * block_tokens
+        return max(0, min(int(end_bytes(self.spec.chunks, chunks) * tokens_per_byte), prompt.tokens - 1))
 
     def align(self, names: Sequence[EndpointName]) -> None:
         """Follow the fleet's slots after servers came or went, or after the table started again."""
@@ -266,10 +256,6 @@ class ServerCaches:
         model = inference.model if name is None else name
         seed = self.roots.seed(model=model, cache_salt=inference.cache_salt)
         return hash_chain(inference.prompt, seed=seed, schedule=self.spec.chunks)
-
-
-def _most_cached(held_tokens: float, prompt: Prompt) -> int:
-    return max(0, min(int(held_tokens), prompt.tokens - 1))
 
 
 def estimated_tokens(size: PromptSize, terms: Terms) -> int:
