@@ -24,7 +24,6 @@ from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.protocol.asking import StreamContext, StreamSettings, request_names
 from epp.protocol.codec import decode, encode
-from epp.protocol.header_names import RESPONSE_NAMES
 from epp.protocol.stream import HttpStream
 
 FLEETS = (4, 100, 1000, 5000)
@@ -111,7 +110,7 @@ class _Path:
         stream.close(now=now)
 
     def _receive(self, stream: HttpStream, data: bytes, *, now: float) -> None:
-        event = decode(data, names=self._names, response_names=RESPONSE_NAMES)
+        event = decode(data, names=self._names)
         for action in stream.receive(event, now=now):
             encode(action)
 

@@ -10,7 +10,7 @@ from bench.dataplane.measure import Cell, CellResult, Lap, Results, Turn, turns_
 from bench.dataplane.report import tables
 from bench.dataplane.rig import VariantName
 from epp.protocol.codec import encode
-from epp.protocol.http_events import Echo, Slot
+from epp.protocol.http_events import Piece, Slot
 
 
 @pytest.mark.parametrize(("number", "slot"), [(4, Slot.REQUEST_BODY), (5, Slot.RESPONSE_BODY)])
@@ -25,7 +25,7 @@ def test_the_floor_echoes_a_body_as_the_picker_does(
     assert message[0] == number * 8 + 2
     echoed, ended = _echo(message)
     assert ended is is_end
-    ours = ext_proc.ProcessingResponse.FromString(encode(Echo(slot, body, end_of_stream=is_end)))
+    ours = ext_proc.ProcessingResponse.FromString(encode(Piece(slot, body, end_of_stream=is_end)))
     assert ext_proc.ProcessingResponse.FromString(echoed) == ours
 
 

@@ -12,7 +12,6 @@ the stream cleanly after the pick, while the HTTP request goes on. Pure.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Final
 
 import msgspec
@@ -42,7 +41,7 @@ from epp.protocol.header_names import (
     read_claim,
     read_prescribed,
 )
-from epp.protocol.http_events import Answer, BodyMode, BodyRoom, Modes, RequestHeaders, Slot
+from epp.protocol.http_events import Answer, BodyMode, BodyRoom, Headers, Modes, Slot
 from epp.request.blocked import BlockedPaths
 from epp.request.client_names import bounded_name, id_in_path, makes_state
 from epp.request.parse import parse_request, skim_request
@@ -160,7 +159,7 @@ class Head(Struct, eq=False, gc=False):
     made_id: bool = False
     """Whether no request id came, so that the picker made one."""
     subset: tuple[str, ...] | None = None
-    """As in `RequestHeaders`."""
+    """As in `Headers`."""
     asks_only: bool = False
     """Whether the data plane wants only the pick."""
 
@@ -237,21 +236,6 @@ def ask(
     return Asked(question, head, only_once, changed)
 
 
-def longest_wait_s(slot: Slot, question: Question, modes: Modes, settings: StreamSettings) -> float:
-    """Return how many seconds the data plane can wait for the answer to `slot`. 0: the answer must come now.
-
-    With full duplex, no message is due before the answer to the headers. With BUFFERED, the picker asks for
-    more time once, or the request waits within the data plane's time-out. In the other modes the data plane
-    would go on without the picker, or would stop reading. A request without a prompt costs its server next to
-    nothing, and goes at once.
-    """
-    if not question.inference.prompt:
-        return 0.0
-    if modes.request_body.echoed:
-        return inf
-    return settings.longest_delay_s or settings.given_delay_s if slot is Slot.REQUEST_BODY else 0.0
-
-
 def _read_body(path: str, body: bytes | memoryview, *, partial: bool, hurried: bool) -> InferenceRequest:
     if hurried:
         return skim_request(path, body, unread=OVERLOADED.unread)
@@ -301,7 +285,7 @@ def request_names(spec: PolicySpec, *, flow: Flow | None = None, traced: bool = 
     return names.union(OBJECTIVES, (TTFT_MS, flow.tenant_header))
 
 
-def head_of(event: RequestHeaders, context: StreamContext, *, trace: str) -> Head:
+def head_of(event: Headers, context: StreamContext, *, trace: str) -> Head:
     """Return the head of a stream's request. trace: the data plane's own trace context, which goes before the
     client's.
     """

@@ -25,25 +25,21 @@ from google.protobuf.message import DecodeError
 
 from epp.base.errors import DETAILS
 from epp.protocol import _wire
-from epp.protocol.header_names import DESTINATION, MOST_ADDRESSES
+from epp.protocol.header_names import DESTINATION, MOST_ADDRESSES, RESPONSE_NAMES
 from epp.protocol.http_events import (
     MAX_PIECE_BYTES,
     Action,
     Answer,
     BodyMode,
     Delay,
-    Echo,
     Event,
+    Headers,
     Modes,
+    Piece,
     Refuse,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
     Slot,
     StreamProtocolError,
+    Trailers,
 )
 
 MOST_BYTES: Final = 256 * 1024
@@ -55,10 +51,8 @@ MOST_ATTRIBUTES: Final = 64
 """The most filters that may send attributes along."""
 
 # Wire tags: field number times eight plus the wire type.
-_REQUEST_HEADERS_TAG: Final = 0x12
-_RESPONSE_HEADERS_TAG: Final = 0x1A
-_REQUEST_BODY_TAG: Final = 0x22
-_RESPONSE_BODY_TAG: Final = 0x2A
+_HEADERS_AT: Final = {0x12: Slot.REQUEST_HEADERS, 0x1A: Slot.RESPONSE_HEADERS}
+_BODY_AT: Final = {0x22: Slot.REQUEST_BODY, 0x2A: Slot.RESPONSE_BODY}
 _METADATA: Final = b"\x42"
 """The tag of the metadata."""
 
@@ -85,26 +79,22 @@ _OVERWRITE: Final = base_pb2.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_E
 _SEND: Final = processing_mode_pb2.ProcessingMode.HeaderSendMode.SEND
 _STREAMED: Final = processing_mode_pb2.ProcessingMode.BodySendMode.STREAMED
 
-_NOTHING_AROUND: Final = (None, None, None, 0)
-Around = tuple[tuple[str, ...] | None, str | None, Modes | None, int]
-"""The parts of a message besides its main part: the subset hint, the server that served (None: not stated),
-the modes, and `ResponseHeaders.lost`.
-"""
+Around = tuple[Modes | None, tuple[str, ...] | None, str, int]
+"""The parts of a message besides its main part: the last four fields of `Headers`."""
+_NOTHING_AROUND: Final[Around] = (None, None, "", 0)
 
 
-def decode(data: bytes, *, names: frozenset[str], response_names: frozenset[str]) -> Event:
-    """Decode one ProcessingRequest. Of the headers, only those in `names` and `response_names` are kept.
-    Raises StreamProtocolError.
+def decode(data: bytes, *, names: frozenset[str]) -> Event:
+    """Decode one ProcessingRequest. Of a request's headers, only those in `names` are kept. Raises
+    StreamProtocolError.
     """
     tag = data[0] if data else 0
     event: Event | None = None
-    if tag in (_REQUEST_BODY_TAG, _RESPONSE_BODY_TAG):
-        event = _cut_body(data)
-    elif tag == _REQUEST_HEADERS_TAG:
-        event = _cut_headers(data, names, response=False)
-    elif tag == _RESPONSE_HEADERS_TAG:
-        event = _cut_headers(data, response_names, response=True)
-    return event or _decode_any(data, names=names, response_names=response_names)
+    if (slot := _BODY_AT.get(tag)) is not None:
+        event = _cut_body(slot, data)
+    elif (slot := _HEADERS_AT.get(tag)) is not None:
+        event = _cut_headers(slot, data, names)
+    return event or _decode_any(data, names)
 
 
 def _require_bounded(size_bytes: int) -> None:
@@ -124,34 +114,24 @@ pieces of a response's body unchanged. None: some message must be decoded.
 """
 
 
-def _cut_body(data: bytes) -> RequestBody | ResponseBody | None:
+def _cut_body(slot: Slot, data: bytes) -> Piece | None:
     found = _wire.body_of(data)
-    if found is None:
+    around = None if found is None else _around(data, found[3])
+    if found is None or around is None:
         return None
-    start, end, end_of_stream, at = found
-    around = _around(data, at)
-    if around is None:
-        return None
-    if data[0] == _REQUEST_BODY_TAG:
-        return RequestBody(memoryview(data)[start:end], end_of_stream, around[2])
-    return ResponseBody(data[start:end], end_of_stream, around[2])
+    start, end, end_of_stream, _ = found
+    return Piece(slot, memoryview(data)[start:end], end_of_stream, around[0])
 
 
-def _cut_headers(
-    data: bytes, names: frozenset[str], *, response: bool
-) -> RequestHeaders | ResponseHeaders | None:
+def _cut_headers(slot: Slot, data: bytes, names: frozenset[str]) -> Headers | None:
     _require_bounded(len(data))
-    found = _wire.headers_of(data, _readable(names))
+    answers = slot is Slot.RESPONSE_HEADERS
+    found = _wire.headers_of(data, _readable(RESPONSE_NAMES if answers else names))
     if found is None:
         return None
-    around = (_named(data[found[2] :]) if response else None) or _around(data, found[2])
-    if around is None:
-        return None
-    headers, end_of_stream, _ = found
-    subset, served, modes, lost = around
-    if response:
-        return ResponseHeaders(headers, end_of_stream, served or "", modes, lost)
-    return RequestHeaders(headers, end_of_stream, subset, modes)
+    headers, end_of_stream, at = found
+    around = (_named(data[at:]) if answers else None) or _around(data, at)
+    return None if around is None else Headers(slot, headers, end_of_stream, *around)
 
 
 def _named(rest: bytes) -> Around | None:
@@ -164,7 +144,7 @@ def _named(rest: bytes) -> Around | None:
         if byte < 0x80:
             behind = rest[2 + n + size :]
             around = _kept_around(behind) if 0 < len(behind) <= _KEPT_BYTES else None
-            return around if around is not None and around[1] is not None else None
+            return around if around is not None and around[2] else None
     return None
 
 
@@ -199,25 +179,20 @@ def _readable(names: frozenset[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name.isascii() and name == name.lower())
 
 
-def _decode_any(data: bytes, *, names: frozenset[str], response_names: frozenset[str]) -> Event:
+def _decode_any(data: bytes, names: frozenset[str]) -> Event:
     """Decode one ProcessingRequest of any form by protobuf."""
     _require_bounded(len(data))
     message = _message(data)
     kind = message.WhichOneof("request")
     if kind is None:
         raise StreamProtocolError("empty_message")
-    part, (subset, served, modes, lost) = getattr(message, kind), _beside(message)
-    match kind:
-        case "request_headers":
-            return RequestHeaders(_headers(part.headers, names), part.end_of_stream, subset, modes)
-        case "response_headers":
-            headers = _headers(part.headers, response_names)
-            return ResponseHeaders(headers, part.end_of_stream, served or "", modes, lost)
-        case "request_body":
-            return RequestBody(part.body, part.end_of_stream, modes)
-        case "response_body":
-            return ResponseBody(part.body, part.end_of_stream, modes)
-    return RequestTrailers() if kind == "request_trailers" else ResponseTrailers()
+    slot, part, around = Slot(kind), getattr(message, kind), _beside(message)
+    if slot in _HEADERS_AT.values():
+        wanted = names if slot is Slot.REQUEST_HEADERS else RESPONSE_NAMES
+        return Headers(slot, _headers(part.headers, wanted), part.end_of_stream, *around)
+    if slot in _BODY_AT.values():
+        return Piece(slot, part.body, part.end_of_stream, around[0])
+    return Trailers(slot)
 
 
 def _message(data: bytes) -> Any:
@@ -230,9 +205,9 @@ def _message(data: bytes) -> Any:
 def _beside(message: Any) -> Around:
     _require_few(len(message.attributes), MOST_ATTRIBUTES)
     return (
+        _modes(message.protocol_config) if message.HasField("protocol_config") else None,
         _subset(message.metadata_context) if message.HasField("metadata_context") else None,
         _served(message),
-        _modes(message.protocol_config) if message.HasField("protocol_config") else None,
         _lost(message),
     )
 
@@ -275,9 +250,9 @@ def _lost(message: Any) -> int:
     return 0
 
 
-def _served(message: Any) -> str | None:
+def _served(message: Any) -> str:
     """Return the server that served. The attribute is right after retries too, so it goes before the
-    metadata. None: the message has neither.
+    metadata. Empty: the message has neither.
     """
     for attributes in message.attributes.values():
         if _UPSTREAM in attributes.fields:
@@ -287,14 +262,14 @@ def _served(message: Any) -> str | None:
         values = metadata[_LB_NAMESPACE].fields
         if _SERVED_KEY in values:
             return str(values[_SERVED_KEY].string_value)
-    return None
+    return ""
 
 
 def encode(action: Action) -> bytes:
     """Encode one ProcessingResponse."""
     if isinstance(action, Answer) and _only_names_servers(action):
         return _from_template(action)
-    if isinstance(action, Echo):
+    if isinstance(action, Piece):
         return _wire.echo(action.slot is Slot.RESPONSE_BODY, action.data, action.end_of_stream)
     return _encode_any(action)
 

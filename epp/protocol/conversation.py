@@ -23,7 +23,6 @@ from epp.picker.picker import Picker
 from epp.protocol.asking import StreamContext, StreamSettings, bounded_trace, request_names
 from epp.protocol.calls import Caller, Handler
 from epp.protocol.codec import decode, echoes_in, encode
-from epp.protocol.header_names import RESPONSE_NAMES
 from epp.protocol.http_events import Action, StreamProtocolError
 from epp.protocol.stream import HttpStream
 from epp.transport.http2.messages import INVALID_ARGUMENT, OK
@@ -264,7 +263,7 @@ class Conversation(Handler):
 
     def _answer(self, stream: HttpStream, data: bytes, *, now: float) -> None:
         call = self._call
-        event = decode(data, names=self._names, response_names=RESPONSE_NAMES)
+        event = decode(data, names=self._names)
         actions = stream.receive(event, now=now)
         if not self._picked:
             if stream.pick is not None:

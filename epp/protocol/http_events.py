@@ -54,55 +54,9 @@ class Modes(Struct, frozen=True):
     response_body: BodyMode = BodyMode.NONE
 
 
-class RequestHeaders(Struct, frozen=True, gc=False):
-    headers: Sequence[tuple[str, str]]
-    end_of_stream: bool = False
-    subset: tuple[str, ...] | None = None
-    """Raw entries of the subset hint. Each entry may be a comma list. None: no hint came."""
-    modes: Modes | None = None
-
-
-class RequestBody(Struct, frozen=True, gc=False):
-    data: bytes | memoryview
-    """The bytes of the body. They may be a view of the message, so that a long prompt is not copied on its
-    way to the parser.
-    """
-    end_of_stream: bool = False
-    modes: Modes | None = None
-
-
-class RequestTrailers(Struct, frozen=True, gc=False):
-    pass
-
-
-class ResponseHeaders(Struct, frozen=True, gc=False):
-    headers: Sequence[tuple[str, str]]
-    end_of_stream: bool = False
-    served: str = ""
-    """The server that served, as the data plane states it. Empty: the data plane does not state it."""
-    modes: Modes | None = None
-    lost: int = 0
-    """The servers that were tried, if the last one ended the connection after it took the request, so that
-    the data plane made this answer itself. 0: it is a server's answer, or the data plane does not say.
-    """
-
-
-class ResponseBody(Struct, frozen=True, gc=False):
-    data: bytes
-    end_of_stream: bool = False
-    modes: Modes | None = None
-
-
-class ResponseTrailers(Struct, frozen=True, gc=False):
-    pass
-
-
-Event = RequestHeaders | RequestBody | RequestTrailers | ResponseHeaders | ResponseBody | ResponseTrailers
-
-
 class Slot(enum.Enum):
-    """The message that an answer belongs to. The values are the field names of ext_proc's
-    ProcessingResponse.
+    """The message that an event tells of, or that an answer belongs to. The values are the field names of
+    ext_proc's messages.
     """
 
     REQUEST_HEADERS = "request_headers"
@@ -115,6 +69,39 @@ class Slot(enum.Enum):
     # The hash is by identity, in C. The hash of Enum is a Python function, which would be called for each
     # lookup of an answer.
     __hash__ = object.__hash__
+
+
+class Headers(Struct, frozen=True, gc=False):
+    slot: Slot
+    headers: Sequence[tuple[str, str]]
+    end_of_stream: bool = False
+    modes: Modes | None = None
+    subset: tuple[str, ...] | None = None
+    """Of a request: raw entries of the subset hint. Each entry may be a comma list. None: no hint came."""
+    served: str = ""
+    """Of an answer: the server, as the data plane states it. Empty: the data plane does not state it."""
+    lost: int = 0
+    """Of an answer: the servers that were tried, if the last one ended the connection after it took the
+    request, so that the data plane made this answer itself. 0: it is a server's answer, or the data plane
+    does not say.
+    """
+
+
+class Piece(Struct, frozen=True, gc=False):
+    """A piece of a body that came. As an action: it goes on unchanged."""
+
+    slot: Slot
+    data: bytes | memoryview
+    """They may be a view of the message, so that a long prompt is not copied on its way to the parser."""
+    end_of_stream: bool = False
+    modes: Modes | None = None
+
+
+class Trailers(Struct, frozen=True, gc=False):
+    slot: Slot
+
+
+Event = Headers | Piece | Trailers
 
 
 class Answer(Struct, frozen=True, gc=False):
@@ -136,14 +123,6 @@ PLAIN: Final = {slot: (Answer(slot),) for slot in Slot}
 """Go on without any change."""
 
 
-class Echo(Struct, frozen=True, gc=False):
-    """One piece of a body that goes on unchanged."""
-
-    slot: Slot
-    data: bytes | memoryview
-    end_of_stream: bool = False
-
-
 class Refuse(Struct, frozen=True, gc=False):
     """Answer the client now, in most cases with an error. The request goes to no server."""
 
@@ -159,7 +138,7 @@ class Delay(Struct, frozen=True, gc=False):
     seconds: float
 
 
-Action = Answer | Echo | Refuse | Delay
+Action = Answer | Piece | Refuse | Delay
 
 
 class StreamProtocolError(Exception):
@@ -224,14 +203,14 @@ class Body:
         return len(self._buffer)
 
 
-def pieces(slot: Slot, data: bytes | memoryview, *, end_of_stream: bool) -> Sequence[Echo]:
+def pieces(slot: Slot, data: bytes | memoryview, *, end_of_stream: bool) -> Sequence[Piece]:
     """Return the same bytes in order, in pieces that the protocol allows. A body that ends without bytes
     gives one empty piece.
     """
     if len(data) <= MAX_PIECE_BYTES:
-        return (Echo(slot, data, end_of_stream=end_of_stream),) if data or end_of_stream else ()
+        return (Piece(slot, data, end_of_stream=end_of_stream),) if data or end_of_stream else ()
     view, last = memoryview(data), (len(data) - 1) // MAX_PIECE_BYTES * MAX_PIECE_BYTES
     return tuple(
-        Echo(slot, view[start : start + MAX_PIECE_BYTES], end_of_stream=end_of_stream and start == last)
+        Piece(slot, view[start : start + MAX_PIECE_BYTES], end_of_stream=end_of_stream and start == last)
         for start in range(0, len(data), MAX_PIECE_BYTES)
     )

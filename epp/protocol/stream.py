@@ -17,17 +17,15 @@ is answered.
 """
 
 from collections.abc import Callable, Sequence
-from math import inf
 from typing import Final
 
 from epp.base.errors import BlockedPathError, BodyTooLargeError, PickError
 from epp.base.types import InferenceRequest
-from epp.config.dialects import WAIT_SHARE
 from epp.picker.decision import Outcome
 from epp.picker.events import BEGUN, FOLLOWS, OVER, Phase, Pick, ProtocolFault, Refused
-from epp.picker.gate import Gate, WaitingRequest
+from epp.picker.gate import WaitingRequest
 from epp.picker.unserved import UnservedRequest
-from epp.protocol.answers import answer_to_headers, model_list, reader_of, refused
+from epp.protocol.answers import SampledAnswer, answer_to_headers, model_list, refused, sampled_answer
 from epp.protocol.asking import (
     NO_BODY,
     NO_ROOM,
@@ -40,7 +38,6 @@ from epp.protocol.asking import (
     answer_status,
     ask,
     head_of,
-    longest_wait_s,
 )
 from epp.protocol.header_names import RESERVED, read_address
 from epp.protocol.http_events import (
@@ -49,20 +46,16 @@ from epp.protocol.http_events import (
     Answer,
     Body,
     BodyMode,
-    Delay,
     Event,
+    Headers,
     Modes,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
+    Piece,
     Slot,
     StreamProtocolError,
+    Trailers,
     pieces,
 )
-from epp.request.response import ResponseReader
+from epp.protocol.waiting import offer
 
 _SILENT: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 _UNPICKED: Final = (Answer(Slot.REQUEST_HEADERS, remove_headers=RESERVED),)
@@ -77,8 +70,8 @@ class HttpStream:
     """
 
     __slots__ = (
-        "_asks_only", "_body", "_context", "_deliver", "_explains", "_head", "_hurried", "_modes", "_phase", "_reader",
-        "_request_ended", "_trace", "_waiting", "hold", "passes", "pick",
+        "_asks_only", "_body", "_context", "_deliver", "_explains", "_head", "_hurried", "_modes", "_phase",
+        "_request_ended", "_sampled", "_trace", "_waiting", "hold", "passes", "pick",
     )  # fmt: skip
 
     def __init__(
@@ -117,7 +110,7 @@ class HttpStream:
         """Set while flow control holds the request: the request there, what is asked, the message whose
         answer carries the pick, and the answers that follow it.
         """
-        self._reader: ResponseReader | None = None
+        self._sampled: SampledAnswer | None = None
         """Set while the picker learns from the answer's body as it streams by."""
 
     def hurry(self) -> None:
@@ -136,21 +129,26 @@ class HttpStream:
             raise StreamProtocolError("event_after_end")
         if phase is Phase.REFUSED:
             return ()
-        if phase is Phase.WAITING and isinstance(event, RequestBody | RequestTrailers):
+        if phase is Phase.WAITING and event.slot in (Slot.REQUEST_BODY, Slot.REQUEST_TRAILERS):
             raise StreamProtocolError("request_while_waiting")
+        try:
+            return self._on_event(event, now=now)
+        except PickError as error:
+            return self._refuse(error)
+
+    def _on_event(self, event: Event, *, now: float) -> Sequence[Action]:
+        """Raises PickError if the request is refused."""
         match event:
-            case RequestHeaders():
-                return self._on_request_headers(event, now=now)
-            case RequestBody():
-                return self._on_request_body(event, now=now)
-            case ResponseHeaders():
-                return self._on_response_headers(event, now=now)
-            case ResponseBody():
-                return self._on_response_body(event, now=now)
-            case RequestTrailers():
+            case Headers():
+                asks = event.slot is Slot.REQUEST_HEADERS
+                return (self._on_request_headers if asks else self._on_response_headers)(event, now=now)
+            case Piece():
+                asks = event.slot is Slot.REQUEST_BODY
+                return (self._on_request_body if asks else self._on_response_body)(event, now=now)
+            case Trailers(slot=Slot.REQUEST_TRAILERS):
                 return self._on_request_trailers(now=now)
-            case ResponseTrailers():
-                return self._on_response_trailers(now=now)
+        self._end_answer(now=now)
+        return PLAIN[event.slot]
 
     @property
     def can_detach(self) -> bool:
@@ -183,7 +181,7 @@ class HttpStream:
     def close(self, *, now: float, broken: bool = False) -> None:
         """Release everything that the request holds. Idempotent. broken: the fault is the picker's own."""
         pick, outcome = self.pick, self._outcome()
-        if self._reader is not None:
+        if self._sampled is not None:
             self._end_answer(now=now)
         if self._release() and pick is not None:
             self._context.picker.end(pick, outcome="failed" if broken else outcome, now=now)
@@ -201,7 +199,7 @@ class HttpStream:
         assert self.pick is not None or phase not in (Phase.SENT, Phase.READING)
         assert self.pick is None or phase is Phase.SENT or phase in BEGUN or phase in OVER
         assert (self._waiting is not None) == (phase is Phase.WAITING)
-        assert self._reader is None or phase in (Phase.ANSWERED, Phase.READING)
+        assert self._sampled is None or phase in (Phase.ANSWERED, Phase.READING)
 
     # -- phases ----------------------------------------------------------------------------------------------
 
@@ -230,7 +228,7 @@ class HttpStream:
         if self.phase in OVER:
             return False
         self._drop()
-        self._reader = None
+        self._sampled = None
         self._deliver = None  # a method of the owner: no circle of references may outlive the request
         self.passes = False
         if self.pick is None:  # otherwise the picker ends the pick, which has the phase
@@ -251,7 +249,7 @@ class HttpStream:
 
     # -- the request -----------------------------------------------------------------------------------------
 
-    def _on_request_headers(self, event: RequestHeaders, *, now: float) -> Sequence[Action]:
+    def _on_request_headers(self, event: Headers, *, now: float) -> Sequence[Action]:
         picker, settings = self._context.picker, self._context.settings
         if self._head is not None or self.pick is not None or self.phase is Phase.PASSED:
             raise StreamProtocolError("second_request_headers")
@@ -262,10 +260,9 @@ class HttpStream:
         if self.phase is not Phase.START:
             return _UNPICKED  # The client already has an answer, perhaps the data plane's own.
         if head.path not in settings.blocked.open_apis and settings.blocked.refuse(head.path):
-            return self._refuse(BlockedPathError("not served by this gateway"))
+            raise BlockedPathError("not served by this gateway")
         if not event.end_of_stream:
-            if head.declared_bytes > settings.max_body_bytes:
-                return self._refuse(BodyTooLargeError(limit_bytes=settings.max_body_bytes))
+            self._require_fits(head.declared_bytes)
             return self._await_body(head, now=now)
         listed = model_list(event, head.path, picker) if settings.answers_list else None
         if listed is None:
@@ -292,7 +289,7 @@ class HttpStream:
             return (Answer(Slot.REQUEST_HEADERS, remove_headers=head.reserved),)
         return PLAIN[Slot.REQUEST_HEADERS]
 
-    def _on_request_body(self, event: RequestBody, *, now: float) -> Sequence[Action]:
+    def _on_request_body(self, event: Piece, *, now: float) -> Sequence[Action]:
         self._request_ended = event.end_of_stream
         if self.phase is Phase.BODY:
             return self._on_whole_body(event, now=now)
@@ -306,26 +303,29 @@ class HttpStream:
             return pieces(Slot.REQUEST_BODY, event.data, end_of_stream=event.end_of_stream)
         return PLAIN[Slot.REQUEST_BODY]
 
-    def _on_whole_body(self, event: RequestBody, *, now: float) -> Sequence[Action]:
+    def _on_whole_body(self, event: Piece, *, now: float) -> Sequence[Action]:
         """Handle the one message with the body, which came after the headers were answered."""
-        settings, room, size = self._context.settings, self._context.settings.room, len(event.data)
-        if size > settings.max_body_bytes:
-            return self._refuse(BodyTooLargeError(limit_bytes=settings.max_body_bytes))
+        room, size = self._context.settings.room, len(event.data)
+        self._require_fits(size)
         partial = self._modes.request_body is BodyMode.BUFFERED_PARTIAL and not event.end_of_stream
         instead = NO_ROOM if room.held_bytes + size > room.max_bytes else None
         return self._decide(Slot.REQUEST_BODY, event.data, instead=instead, partial=partial, now=now)
 
-    def _on_piece(self, event: RequestBody, body: Body, *, now: float) -> Sequence[Action]:
+    def _on_piece(self, event: Piece, body: Body, *, now: float) -> Sequence[Action]:
         """Handle a piece of the body while the headers are not answered. Both are answered when enough of the
         body has come.
         """
-        end, most_bytes = event.end_of_stream, self._context.settings.max_body_bytes
-        holds = self.phase is Phase.HOLDING
-        if holds and len(body) + len(event.data) > most_bytes:
-            return self._refuse(BodyTooLargeError(limit_bytes=most_bytes))
+        end, holds = event.end_of_stream, self.phase is Phase.HOLDING
+        if holds:
+            self._require_fits(len(body) + len(event.data))
         if body.add(event.data, last=end or not holds):
             return self._let_go(body, end_of_stream=end, now=now)
         return ()
+
+    def _require_fits(self, size: int) -> None:
+        most_bytes = self._context.settings.max_body_bytes
+        if size > most_bytes:
+            raise BodyTooLargeError(limit_bytes=most_bytes)
 
     def _on_request_trailers(self, *, now: float) -> Sequence[Action]:
         answer = PLAIN[Slot.REQUEST_TRAILERS]
@@ -369,48 +369,27 @@ class HttpStream:
         after: Sequence[Action] = (),
         now: float,
     ) -> Sequence[Action]:
-        """Pick, and put the pick into the answer to `slot`, or refuse the request, or let it wait. instead:
-        stands for the body, which is then not read. ends: the body was held and goes back behind the pick;
-        whether it ends the stream. `after` follows these answers.
+        """Pick, and put the pick into the answer to `slot`, or let the request wait. Raises PickError.
+        instead: stands for the body, which is then not read. ends: the body was held and goes back behind the
+        pick; whether it ends the stream. `after` follows these answers.
         """
         context, head, modes, hurried = self._context, self._head, self._modes, self._hurried
         picker, gate = context.picker, context.gate
         assert head is not None, "the headers came"
-        try:
-            asked = ask(
-                head, body, context, modes=modes, instead=instead, partial=partial, hurried=hurried, now=now
-            )
-            if ends is not None:
-                back = body if asked.changed_body is None else asked.changed_body
-                after = (*self._back(back, end_of_stream=ends), *after)
-            if gate is None or not picker.flow_decides or hurried or head.asks_only:
-                return self._picked(asked, slot, picker.pick(asked.question, now=now), after)
-            return self._offer(gate, asked, slot, after, now=now)
-        except PickError as error:
-            return self._refuse(error)
-
-    def _offer(
-        self, gate: Gate, asked: Asked, slot: Slot, after: Sequence[Action], *, now: float
-    ) -> Sequence[Action]:
-        """Ask flow control, which may pick, or let the request wait. Raises PickError."""
-        question, modes, settings = asked.question, self._modes, self._context.settings
-        longest_s = longest_wait_s(slot, question, modes, settings)
-        if longest_s <= 0 or not gate.on:
-            return self._picked(asked, slot, self._context.picker.pick(question, now=now), after)
-        keeps_body = asked.changed_body is not None or modes.request_body.echoed
-        offered = gate.offer(
-            question,
-            asked.head.claim,
-            self._on_decided,
-            size_bytes=question.inference.held_bytes + (question.body_bytes if keeps_body else 0),
-            longest_s=WAIT_SHARE * longest_s,
-            now=now,
+        asked = ask(
+            head, body, context, modes=modes, instead=instead, partial=partial, hurried=hurried, now=now
         )
-        if isinstance(offered, Pick):
-            return self._picked(asked, slot, offered, after)
-        self._waiting = (offered, asked, slot, after)
+        if ends is not None:
+            back = body if asked.changed_body is None else asked.changed_body
+            after = (*self._back(back, end_of_stream=ends), *after)
+        if gate is None or not picker.flow_decides or hurried or head.asks_only:
+            return self._picked(asked, slot, picker.pick(asked.question, now=now), after)
+        decided, delay = offer(gate, asked, slot, context, modes=modes, on_decided=self._on_decided, now=now)
+        if isinstance(decided, Pick):
+            return self._picked(asked, slot, decided, after)
+        self._waiting = (decided, asked, slot, after)
         self._enter(Phase.WAITING)
-        return (Delay(longest_s),) if settings.longest_delay_s > 0 and longest_s < inf else ()
+        return delay
 
     def _on_decided(self, decided: Pick | PickError, now: float) -> None:  # noqa: ARG002 - as the gate calls it
         """Send or refuse a request that waited, as flow control has decided."""
@@ -440,7 +419,7 @@ class HttpStream:
 
     # -- the answer ------------------------------------------------------------------------------------------
 
-    def _on_response_headers(self, event: ResponseHeaders, *, now: float) -> Sequence[Action]:
+    def _on_response_headers(self, event: Headers, *, now: float) -> Sequence[Action]:
         if self.phase in BEGUN:
             raise StreamProtocolError("second_response_headers")
         self._learn(event.modes)
@@ -455,10 +434,10 @@ class HttpStream:
             served = first if event.served == first.text else read_address(event.served)
             context.picker.on_response_headers(pick, status=status, served=served, lost=event.lost, now=now)
             if pick.sampled and not event.end_of_stream:
-                self._reader = reader_of(event, pick, context.settings, modes=self._modes, hold=self.hold)
+                self._sampled = sampled_answer(event, pick, context, modes=self._modes, hold=self.hold)
         if event.end_of_stream:
             self._enter(Phase.DONE)
-        reads = self._reader is not None
+        reads = self._sampled is not None
         self.passes = self._modes.response_body.echoed and not reads
         if not reads and not self._explains and not context.settings.conformance_headers:
             return PLAIN[Slot.RESPONSE_HEADERS]
@@ -466,38 +445,24 @@ class HttpStream:
         explained = pick if self._explains else None
         return (answer_to_headers(event, explained, context.settings, asks_for_body=asks),)
 
-    def _on_response_body(self, event: ResponseBody, *, now: float) -> Sequence[Action]:
+    def _on_response_body(self, event: Piece, *, now: float) -> Sequence[Action]:
         """Handle a piece of the answer. The piece is sent back if the data plane keeps no copy."""
         self._learn(event.modes)
         if self.phase not in BEGUN:
             self._context.picker.report(ProtocolFault("body_before_response_headers"))
-        if self._reader is not None:
+        if self._sampled is not None:
             if self.phase is Phase.ANSWERED:
                 self._enter(Phase.READING)
-            self._reader.feed(event.data, now=now)
-            self._note_made(self._reader, now=now)
+            self._sampled.feed(event.data, now=now)
         if event.end_of_stream:
             self._end_answer(now=now)
         if not self._modes.response_body.echoed:
             return PLAIN[Slot.RESPONSE_BODY]
         return pieces(Slot.RESPONSE_BODY, event.data, end_of_stream=event.end_of_stream)
 
-    def _on_response_trailers(self, *, now: float) -> Sequence[Action]:
-        self._end_answer(now=now)
-        return PLAIN[Slot.RESPONSE_TRAILERS]
-
     def _end_answer(self, *, now: float) -> None:
-        """Pass the figures of a sampled answer to the picker. An answer without a byte has no figures."""
-        reader, self._reader = self._reader, None
-        if reader is not None and self.phase is Phase.READING and self.pick is not None:
-            self._context.picker.on_feedback(self.pick, reader.finish(), now=now)
-            self._note_made(reader, now=now)
+        sampled, self._sampled = self._sampled, None
+        if sampled is not None:
+            sampled.end(now=now)
         if self.phase in (Phase.ANSWERED, Phase.READING):
             self._enter(Phase.DONE)
-
-    def _note_made(self, reader: ResponseReader, *, now: float) -> None:
-        """Tell the picker of the object that the server keeps as soon as its id is known: a client may name
-        it while the answer goes on.
-        """
-        if self.pick is not None and (made := reader.take_made()):
-            self._context.picker.on_made(self.pick, made, now=now)

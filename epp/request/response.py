@@ -42,7 +42,7 @@ class EventSplitter:
         self.dropped = False
         """Whether an event was dropped."""
 
-    def feed(self, piece: bytes) -> list[bytes]:
+    def feed(self, piece: bytes | memoryview) -> list[bytes]:
         held, events = self._held, []
         start, at = max(0, len(held) - _LONGEST_END + 1), 0
         held += piece
@@ -135,7 +135,7 @@ class ResponseReader:
         self._made: str | None = ""
         """The id of what the server made. None: it was taken."""
 
-    def feed(self, piece: bytes, *, now: float) -> None:
+    def feed(self, piece: bytes | memoryview, *, now: float) -> None:
         piece = self._unpacked(piece)
         if self._events is not None:
             for data in self._events.feed(piece):
@@ -148,7 +148,7 @@ class ResponseReader:
                 self._note_id({}, self._json)
                 self._json = None
 
-    def _unpacked(self, piece: bytes) -> bytes:
+    def _unpacked(self, piece: bytes | memoryview) -> bytes | memoryview:
         if self._packed is None:
             return piece
         if self._packed.eof or not self._room:  # what follows the end of the data would be kept

@@ -12,7 +12,6 @@ from epp.picker.events import OVER, Began, Ended, PickerEvent
 from epp.protocol.access_log import AccessLog
 from epp.protocol.asking import StreamContext, StreamSettings, request_names
 from epp.protocol.codec import decode, encode
-from epp.protocol.header_names import RESPONSE_NAMES
 from epp.protocol.http_events import StreamProtocolError
 from epp.protocol.stream import HttpStream
 from epp.transport.http2.frames import Setting, frame, settings
@@ -90,7 +89,6 @@ class ExtProcMessages:
             event = decode(
                 data,
                 names=self._names,
-                response_names=RESPONSE_NAMES,
             )
             for action in self._stream.receive(event, now=now):
                 assert encode(action)

@@ -9,10 +9,21 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from epp.config.policy import LoadSettings
 from epp.protocol.asking import StreamSettings
-from epp.protocol.http_events import Body, BodyRoom, Refuse, RequestBody, RequestHeaders
+from epp.protocol.http_events import Body, BodyRoom, Refuse
 from epp.protocol.stream import HttpStream
 from tests.harness.steps import steps
-from tests.unit.protocol.stream_bench import BODY, DUPLEX, Bench, echoed, head, refused, routed, run
+from tests.unit.protocol.stream_bench import (
+    BODY,
+    DUPLEX,
+    Bench,
+    echoed,
+    head,
+    refused,
+    request_body,
+    request_headers,
+    routed,
+    run,
+)
 
 
 @given(pieces=st.lists(st.binary(max_size=9), max_size=9))
@@ -40,7 +51,7 @@ class Streams(RuleBasedStateMachine):
     @rule()
     def begin(self) -> None:
         stream = self.bench.stream()
-        stream.receive(RequestHeaders(((":path", "/v1/completions"),), modes=DUPLEX), now=self.now)
+        stream.receive(request_headers(((":path", "/v1/completions"),), modes=DUPLEX), now=self.now)
         self.open.append(stream)
 
     @precondition(lambda self: self.open)
@@ -49,7 +60,7 @@ class Streams(RuleBasedStateMachine):
         stream = data.draw(st.sampled_from(self.open))
         self.now += 1.0
         piece = (b'{"model":"m","prompt":"' + b"x" * size)[-size:]
-        stream.receive(RequestBody(piece, end_of_stream=last), now=self.now)
+        stream.receive(request_body(piece, end_of_stream=last), now=self.now)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), broken=st.booleans(), let_go=st.booleans())
@@ -83,13 +94,15 @@ TestStreams = pytest.mark.slow(Streams.TestCase)
 def test_a_body_without_room_is_passed_on_unread_and_complete() -> None:
     bench = Bench(settings=StreamSettings(room=BodyRoom(len(BODY) + 100)))
     waiting = bench.stream()
-    run(waiting, head(DUPLEX), RequestBody(BODY[:200]))
+    run(waiting, head(DUPLEX), request_body(BODY[:200]))
     stream = bench.stream()
-    actions = run(stream, head(DUPLEX), RequestBody(BODY[:-50]), RequestBody(BODY[-50:], end_of_stream=True))
+    actions = run(
+        stream, head(DUPLEX), request_body(BODY[:-50]), request_body(BODY[-50:], end_of_stream=True)
+    )
     assert len(routed(actions)) == 1
     assert echoed(actions) == BODY
     assert bench.seen.picks[0].decision.unread == "no_room"
-    actions = run(waiting, RequestBody(BODY[200:], end_of_stream=True))
+    actions = run(waiting, request_body(BODY[200:], end_of_stream=True))
     assert (len(routed(actions)), echoed(actions)) == (1, BODY)
     assert bench.seen.picks[1].decision.unread == ""
 
@@ -98,7 +111,7 @@ def test_a_body_without_room_is_refused_if_the_policy_refuses_at_overload() -> N
     load = LoadSettings(when_saturated="Reject", retry_after_seconds=7)
     bench = Bench(settings=StreamSettings(room=BodyRoom(100)), load=load)
     stream = bench.stream()
-    answer = refused(run(stream, head(DUPLEX), RequestBody(BODY)))
+    answer = refused(run(stream, head(DUPLEX), request_body(BODY)))
     assert isinstance(answer, Refuse)
     assert (answer.status, answer.reason) == (429, "no_room")
     assert ("retry-after", "7") in answer.headers
@@ -111,9 +124,9 @@ def test_a_body_without_room_is_refused_if_the_policy_refuses_at_overload() -> N
 def in_pieces_of_one_byte(size: int) -> None:
     """Send nested objects in a body that stays open."""
     stream = Bench().stream()
-    stream.receive(RequestHeaders(((":path", "/v1/completions"),), modes=DUPLEX), now=0.0)
+    stream.receive(request_headers(((":path", "/v1/completions"),), modes=DUPLEX), now=0.0)
     for byte in (b'{"a":' * size)[:size]:
-        stream.receive(RequestBody(bytes((byte,))), now=0.0)
+        stream.receive(request_body(bytes((byte,))), now=0.0)
     stream.close(now=1.0)
 
 

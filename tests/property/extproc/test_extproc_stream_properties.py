@@ -16,17 +16,19 @@ from epp.protocol.http_events import (
     Event,
     Modes,
     Refuse,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
     StreamProtocolError,
 )
 from epp.protocol.stream import HttpStream
 from tests.harness.seen import Seen
 from tests.unit.picker.picker_questions import a_picker, endpoints
+from tests.unit.protocol.stream_bench import (
+    request_body,
+    request_headers,
+    request_trailers,
+    response_body,
+    response_headers,
+    response_trailers,
+)
 
 
 def sampling_picker() -> Picker:
@@ -85,23 +87,23 @@ GOOD_BODY = json.dumps({"model": "m", "prompt": "p" * 700, "stream": True}).enco
 DATA = st.sampled_from([b"", GOOD_BODY, GOOD_BODY[:300], GOOD_BODY[300:], b"{}", b"\xff", b"x" * 70_000])
 EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(
-        RequestHeaders,
+        request_headers,
         HEADERS,
         end_of_stream=st.booleans(),
         subset=st.none() | st.lists(VALUES, max_size=3).map(tuple),
         modes=ANY_MODES,
     ),
-    st.builds(RequestBody, DATA, end_of_stream=st.booleans(), modes=ANY_MODES),
-    st.builds(RequestTrailers),
+    st.builds(request_body, DATA, end_of_stream=st.booleans(), modes=ANY_MODES),
+    st.builds(request_trailers),
     st.builds(
-        ResponseHeaders,
+        response_headers,
         HEADERS | st.just(((":status", "200"), ("content-type", "text/event-stream"))),
         end_of_stream=st.booleans(),
         served=VALUES,
         modes=ANY_MODES,
     ),
-    st.builds(ResponseBody, DATA, end_of_stream=st.booleans(), modes=ANY_MODES),
-    st.builds(ResponseTrailers),
+    st.builds(response_body, DATA, end_of_stream=st.booleans(), modes=ANY_MODES),
+    st.builds(response_trailers),
 )
 SETTINGS = st.builds(
     StreamSettings,

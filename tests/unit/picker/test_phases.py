@@ -4,9 +4,18 @@ import pytest
 
 from epp.picker.commit import enter
 from epp.picker.events import OVER, Phase
-from epp.protocol.http_events import RequestBody, ResponseHeaders
 from tests.unit.observe.telemetry.records import pick
-from tests.unit.protocol.stream_bench import BODY, BUFFERED, OK, Bench, head, run, through
+from tests.unit.protocol.stream_bench import (
+    BODY,
+    BUFFERED,
+    OK,
+    Bench,
+    head,
+    request_body,
+    response_headers,
+    run,
+    through,
+)
 
 
 @pytest.mark.parametrize("last", [phase for phase in Phase if phase in OVER])
@@ -22,7 +31,7 @@ def test_a_request_has_one_phase_from_its_first_message_to_its_end() -> None:
     bench = Bench()
     stream = through(bench, BUFFERED)
     phases = [bench.stream().phase, stream.phase]
-    stream.receive(ResponseHeaders(OK, end_of_stream=True), now=1.0)
+    stream.receive(response_headers(OK, end_of_stream=True), now=1.0)
     phases.append(stream.phase)
     assert stream.pick is not None
     assert stream.pick.phase is stream.phase
@@ -34,7 +43,7 @@ def test_a_request_has_one_phase_from_its_first_message_to_its_end() -> None:
 def test_a_request_whose_answer_began_before_its_pick_is_never_picked() -> None:
     bench = Bench()
     stream = bench.stream()
-    run(stream, head(BUFFERED), ResponseHeaders(OK))
+    run(stream, head(BUFFERED), response_headers(OK))
     assert stream.phase is Phase.ANSWERED
-    run(stream, RequestBody(BODY, end_of_stream=True))
+    run(stream, request_body(BODY, end_of_stream=True))
     assert (stream.phase, stream.pick, bench.in_flight()) == (Phase.ANSWERED, None, 0)

@@ -5,6 +5,7 @@ look for.
 import json
 import random
 from collections.abc import Sequence
+from functools import partial
 
 from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import PolicySpec, Sampling
@@ -14,18 +15,25 @@ from epp.protocol.http_events import (
     Action,
     Answer,
     BodyMode,
-    Echo,
     Event,
+    Headers,
     Modes,
+    Piece,
     Refuse,
-    RequestBody,
-    RequestHeaders,
     Slot,
+    Trailers,
 )
 from epp.protocol.stream import HttpStream
 from epp.request.rewriting import Rewrite, Rewrites, RewriteTarget
 from tests.harness.seen import Seen
 from tests.unit.picker.picker_questions import policy_of
+
+request_headers = partial(Headers, Slot.REQUEST_HEADERS)
+request_body = partial(Piece, Slot.REQUEST_BODY)
+request_trailers = partial(Trailers, Slot.REQUEST_TRAILERS)
+response_headers = partial(Headers, Slot.RESPONSE_HEADERS)
+response_body = partial(Piece, Slot.RESPONSE_BODY)
+response_trailers = partial(Trailers, Slot.RESPONSE_TRAILERS)
 
 BODY = json.dumps({"model": "m", "prompt": "tell me about foxes " * 40}).encode()
 HEADERS = (
@@ -81,13 +89,13 @@ def run(stream: HttpStream, *events: Event) -> list[Action]:
     return actions
 
 
-def head(modes: Modes | None, *extra: tuple[str, str], end: bool = False) -> RequestHeaders:
-    return RequestHeaders((*HEADERS, *extra), end_of_stream=end, modes=modes)
+def head(modes: Modes | None, *extra: tuple[str, str], end: bool = False) -> Headers:
+    return request_headers((*HEADERS, *extra), end_of_stream=end, modes=modes)
 
 
 def whole(modes: Modes, *extra: tuple[str, str]) -> list[Event]:
     """Return a request as a data plane sends it in this mode."""
-    return [head(modes, *extra), *([] if modes is NONE else [RequestBody(BODY, end_of_stream=True)])]
+    return [head(modes, *extra), *([] if modes is NONE else [request_body(BODY, end_of_stream=True)])]
 
 
 def routed(actions: Sequence[Action]) -> list[Answer]:
@@ -102,11 +110,11 @@ def only(actions: Sequence[Action]) -> Answer:
 
 
 def slots(actions: Sequence[Action]) -> list[Slot]:
-    return [a.slot for a in actions if isinstance(a, Answer | Echo)]
+    return [a.slot for a in actions if isinstance(a, Answer | Piece)]
 
 
 def echoed(actions: Sequence[Action]) -> bytes:
-    return b"".join(bytes(a.data) for a in actions if isinstance(a, Echo))
+    return b"".join(bytes(a.data) for a in actions if isinstance(a, Piece))
 
 
 def refused(actions: Sequence[Action]) -> Refuse:

@@ -14,18 +14,7 @@ from epp.picker.events import Cut, PickerEvent
 from epp.picker.picker import Picker
 from epp.protocol.access_log import MOST_ENTRIES, MOST_MESSAGE_BYTES, AccessLog
 from epp.protocol.asking import StreamSettings
-from epp.protocol.http_events import (
-    Answer,
-    BodyMode,
-    Event,
-    Modes,
-    RequestBody,
-    RequestHeaders,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
-    Slot,
-)
+from epp.protocol.http_events import Answer, BodyMode, Event, Modes, Slot
 from tests.unit.protocol.stream_bench import (
     BODY,
     BUFFERED,
@@ -39,6 +28,11 @@ from tests.unit.protocol.stream_bench import (
     echoed,
     head,
     only,
+    request_body,
+    request_headers,
+    response_body,
+    response_headers,
+    response_trailers,
     rewriting,
     run,
     slots,
@@ -52,11 +46,11 @@ from tests.unit.protocol.stream_bench import (
     ("events", "outcome"),
     [
         ([], "aborted"),
-        ([ResponseHeaders(OK)], "ended"),
-        ([ResponseHeaders(OK, end_of_stream=True)], "ended"),
-        ([ResponseHeaders(((":status", "404"),))], "ended"),
-        ([ResponseHeaders(((":status", "503"),))], "failed"),
-        ([ResponseHeaders((("status", "503"),))], "ended"),
+        ([response_headers(OK)], "ended"),
+        ([response_headers(OK, end_of_stream=True)], "ended"),
+        ([response_headers(((":status", "404"),))], "ended"),
+        ([response_headers(((":status", "503"),))], "failed"),
+        ([response_headers((("status", "503"),))], "ended"),
     ],
 )
 def test_closing_releases_the_booking_with_the_outcome_of_the_request(
@@ -81,7 +75,7 @@ def test_the_booking_moves_to_the_endpoint_that_served_if_that_can_be_read(bench
     stream = through(bench)
     decision = bench.seen.picks[0].decision
     first, second, *_ = decision.destinations
-    run(stream, ResponseHeaders(OK, served={"first": str(first), "second": str(second)}.get(served, served)))
+    run(stream, response_headers(OK, served={"first": str(first), "second": str(second)}.get(served, served)))
     assert bench.seen.mismatches == [served == "second"]
     (busy,) = [s.endpoint.address for s in bench.picker.fleet.states() if s.in_flight]
     assert busy == (second if served == "second" else first)
@@ -91,7 +85,7 @@ def test_the_booking_moves_to_the_endpoint_that_served_if_that_can_be_read(bench
 def test_a_sampled_answer_that_is_cut_counts_as_aborted() -> None:
     bench = Bench(sampling=Sampling(share=1))
     stream = through(bench)
-    run(stream, ResponseHeaders(OK), ResponseBody(b"data: x\n\n"))
+    run(stream, response_headers(OK), response_body(b"data: x\n\n"))
     stream.close(now=9.0)
     assert bench.seen.over[0].decision.outcome == "aborted"
 
@@ -103,13 +97,13 @@ def test_a_sampled_answer_that_is_cut_counts_as_aborted() -> None:
     ("modes", "events", "can_detach"),
     [
         (BUFFERED, [], False),
-        (BUFFERED, [ResponseHeaders(OK)], True),
-        (NONE, [ResponseHeaders(OK)], True),
-        (DUPLEX, [ResponseHeaders(OK)], False),
-        (DUPLEX, [ResponseHeaders(OK), ResponseBody(b"x")], False),
-        (DUPLEX, [ResponseHeaders(OK), ResponseBody(b"x", end_of_stream=True)], True),
-        (DUPLEX, [ResponseHeaders(OK), ResponseBody(b"x"), ResponseTrailers()], True),
-        (STREAMED, [ResponseHeaders(OK, end_of_stream=True)], True),
+        (BUFFERED, [response_headers(OK)], True),
+        (NONE, [response_headers(OK)], True),
+        (DUPLEX, [response_headers(OK)], False),
+        (DUPLEX, [response_headers(OK), response_body(b"x")], False),
+        (DUPLEX, [response_headers(OK), response_body(b"x", end_of_stream=True)], True),
+        (DUPLEX, [response_headers(OK), response_body(b"x"), response_trailers()], True),
+        (STREAMED, [response_headers(OK, end_of_stream=True)], True),
     ],
 )
 def test_a_stream_may_end_once_nothing_more_is_due_to_the_data_plane(
@@ -123,7 +117,7 @@ def test_a_stream_may_end_once_nothing_more_is_due_to_the_data_plane(
 def test_a_sampled_stream_may_be_let_go_at_a_drain() -> None:
     bench = Bench(sampling=Sampling(share=1))
     stream = through(bench)
-    answer = only(run(stream, ResponseHeaders(OK)))
+    answer = only(run(stream, response_headers(OK)))
     assert answer.stream_response
     assert stream.hold
     assert stream.can_detach
@@ -131,7 +125,7 @@ def test_a_sampled_stream_may_be_let_go_at_a_drain() -> None:
 
 def test_a_full_duplex_request_that_is_still_coming_keeps_its_stream(bench: Bench) -> None:
     stream = bench.stream()
-    run(stream, head(DUPLEX), RequestBody(BODY[:9]), ResponseHeaders(OK, end_of_stream=True))
+    run(stream, head(DUPLEX), request_body(BODY[:9]), response_headers(OK, end_of_stream=True))
     assert not stream.can_detach
 
 
@@ -148,7 +142,7 @@ def test_a_full_duplex_request_that_is_still_coming_keeps_its_stream(bench: Benc
 )
 def test_a_sampled_answer_is_asked_for_if_the_data_plane_can_send_it(*, modes: Modes, override: bool) -> None:
     bench = Bench(sampling=Sampling(share=1))
-    answer = only(run(through(bench, modes), ResponseHeaders(OK)))
+    answer = only(run(through(bench, modes), response_headers(OK)))
     assert answer.stream_response is override
 
 
@@ -166,7 +160,7 @@ def test_no_bad_answer_is_sampled_and_none_where_the_gateway_forbids_it(
 ) -> None:
     bench = Bench(settings=settings, sampling=Sampling(share=1))
     stream = through(bench)
-    assert run(stream, ResponseHeaders(((":status", status),))) == [Answer(Slot.RESPONSE_HEADERS)]
+    assert run(stream, response_headers(((":status", status),))) == [Answer(Slot.RESPONSE_HEADERS)]
     assert stream.can_detach
 
 
@@ -175,12 +169,12 @@ def test_a_sampled_answer_is_learned_from_and_passed_on_unchanged(modes: Modes) 
     bench = Bench(sampling=Sampling(share=1))
     stream = bench.stream()
     body = json.dumps({"model": "m", "prompt": "x" * 4000, "stream": True}).encode()
-    run(stream, RequestHeaders(HEADERS[:2], modes=modes), RequestBody(body, end_of_stream=True))
-    run(stream, ResponseHeaders(OK))
+    run(stream, request_headers(HEADERS[:2], modes=modes), request_body(body, end_of_stream=True))
+    run(stream, response_headers(OK))
     text = b'data: {"choices": [{"index": 0, "text": "fox"}]}\n\ndata: {"choices": [], "usage": '
     text += b'{"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}}\n\ndata: [DONE]\n\n'
-    actions = run(stream, *(ResponseBody(text[i : i + 7]) for i in range(0, len(text), 7)))
-    actions += run(stream, ResponseBody(b"", end_of_stream=True))
+    actions = run(stream, *(response_body(text[i : i + 7]) for i in range(0, len(text), 7)))
+    actions += run(stream, response_body(b"", end_of_stream=True))
     assert set(slots(actions)) == {Slot.RESPONSE_BODY}
     assert echoed(actions) == (text if modes is DUPLEX else b"")
     if modes is not DUPLEX:
@@ -193,18 +187,18 @@ def test_a_sampled_answer_is_learned_from_and_passed_on_unchanged(modes: Modes) 
 
 def test_the_debug_header_gets_the_decision_if_the_policy_allows() -> None:
     bench = Bench(debug_header="x-why")
-    answer = only(run(through(bench, BUFFERED, ("X-Why", "1")), ResponseHeaders(OK)))
+    answer = only(run(through(bench, BUFFERED, ("X-Why", "1")), response_headers(OK)))
     assert dict(answer.set_headers)["x-prefix-gateway-decision"] == bench.seen.picks[0].explanation
-    assert run(through(bench), ResponseHeaders(OK)) == [Answer(Slot.RESPONSE_HEADERS)]
+    assert run(through(bench), response_headers(OK)) == [Answer(Slot.RESPONSE_HEADERS)]
 
 
 def test_without_a_debug_header_in_the_policy_no_client_gets_the_decision(bench: Bench) -> None:
-    assert run(through(bench, BUFFERED, ("", "1")), ResponseHeaders(OK)) == [Answer(Slot.RESPONSE_HEADERS)]
+    assert run(through(bench, BUFFERED, ("", "1")), response_headers(OK)) == [Answer(Slot.RESPONSE_HEADERS)]
 
 
 def test_a_conformance_run_gets_the_address_that_served() -> None:
     bench = Bench(settings=StreamSettings(conformance_headers=True))
-    answer = only(run(through(bench), ResponseHeaders(OK, served="10.0.0.1:8000")))
+    answer = only(run(through(bench), response_headers(OK, served="10.0.0.1:8000")))
     assert answer.set_headers == (("x-conformance-test-served-endpoint", "10.0.0.1:8000"),)
 
 
@@ -213,12 +207,14 @@ def test_a_response_can_be_cancelled_from_its_first_event_on(bench: Bench) -> No
     path, created = "/v1/responses", {"type": "response.created", "response": {"id": "resp_1"}}
     run(
         stream,
-        RequestHeaders(((":method", "POST"), (":path", path)), modes=BUFFERED),
-        RequestBody(b'{"model": "m", "input": "Hi", "stream": true}', end_of_stream=True),
-        ResponseHeaders(OK),
-        ResponseBody(f"data: {json.dumps(created)}\n\n".encode()),
+        request_headers(((":method", "POST"), (":path", path)), modes=BUFFERED),
+        request_body(b'{"model": "m", "input": "Hi", "stream": true}', end_of_stream=True),
+        response_headers(OK),
+        response_body(f"data: {json.dumps(created)}\n\n".encode()),
     )
-    run(cancel, RequestHeaders(((":method", "POST"), (":path", f"{path}/resp_1/cancel")), end_of_stream=True))
+    run(
+        cancel, request_headers(((":method", "POST"), (":path", f"{path}/resp_1/cancel")), end_of_stream=True)
+    )
     made, named = [pick.decision for pick in bench.seen.picks]
     assert (named.reason, named.chosen) == ("state", made.chosen)
 
@@ -230,7 +226,7 @@ def test_an_overloaded_picker_reads_no_id_in_an_answer(bench: Bench, path: str, 
     stream = bench.stream()
     stream.hurry()
     modes = Modes(BodyMode.BUFFERED, response)
-    run(stream, RequestHeaders(((":method", "POST"), (":path", path)), modes=modes))
+    run(stream, request_headers(((":method", "POST"), (":path", path)), modes=modes))
     (pick,) = bench.seen.picks
     assert (stream.hold, stream.can_detach, pick.sampled) == (False, True, False)
 
@@ -239,8 +235,8 @@ def test_an_overloaded_picker_passes_an_answer_that_comes_anyway(bench: Bench) -
     rewriting(bench, "another")  # so the body is awaited
     stream = bench.stream()
     stream.hurry()
-    run(stream, RequestHeaders(((":method", "POST"), (":path", "/v1/responses")), modes=DUPLEX))
-    run(stream, RequestBody(b'{"input": "Hi"}', end_of_stream=True), ResponseHeaders(OK))
+    run(stream, request_headers(((":method", "POST"), (":path", "/v1/responses")), modes=DUPLEX))
+    run(stream, request_body(b'{"input": "Hi"}', end_of_stream=True), response_headers(OK))
     assert (stream.passes, stream.can_detach) == (True, False)
 
 

@@ -8,7 +8,7 @@ import pytest
 from epp.base.types import SERVER_HEADERS, Address, Endpoint, EndpointName
 from epp.protocol.asking import StreamSettings
 from epp.protocol.header_names import read_address, read_addresses, read_prescribed
-from epp.protocol.http_events import Answer, Modes, RequestBody, RequestHeaders, ResponseHeaders, Slot
+from epp.protocol.http_events import Answer, Headers, Modes, Slot
 from tests.unit.protocol.stream_bench import (
     ALL,
     BODY,
@@ -27,6 +27,9 @@ from tests.unit.protocol.stream_bench import (
     head,
     only,
     refused,
+    request_body,
+    request_headers,
+    response_headers,
     routed,
     run,
     slots,
@@ -38,21 +41,21 @@ from tests.unit.protocol.stream_bench import (
 def test_an_unread_body_still_counts_as_work_of_its_declared_length(bench: Bench, modes: Modes) -> None:
     sizes = []
     for length in ("4000", "8000"):
-        run(bench.stream(), RequestHeaders(((":path", "/x"), ("content-length", length)), modes=modes))
+        run(bench.stream(), request_headers(((":path", "/x"), ("content-length", length)), modes=modes))
         sizes.append(bench.seen.picks[-1].decision.prompt_tokens)
     assert sizes[1] == 2 * sizes[0] > 0
 
 
 def test_a_partial_body_that_was_cut_is_routed_by_load(bench: Bench) -> None:
-    actions = run(bench.stream(), head(PARTIAL), RequestBody(BODY[:200], end_of_stream=False))
+    actions = run(bench.stream(), head(PARTIAL), request_body(BODY[:200], end_of_stream=False))
     assert len(routed(actions)) == 1
     assert bench.seen.picks[0].decision.kind == "other"
     assert bench.seen.picks[0].decision.unread == "partial_body"
 
 
 def test_a_compressed_body_is_routed_by_load(bench: Bench) -> None:
-    event = RequestHeaders(((":path", "/v1/completions"), ("Content-Encoding", "gzip")), modes=BUFFERED)
-    run(bench.stream(), event, RequestBody(b"\x1f\x8b\x08", end_of_stream=True))
+    event = request_headers(((":path", "/v1/completions"), ("Content-Encoding", "gzip")), modes=BUFFERED)
+    run(bench.stream(), event, request_body(b"\x1f\x8b\x08", end_of_stream=True))
     assert bench.seen.picks[0].decision.kind == "other"
     assert bench.seen.picks[0].decision.unread == "encoded_body"
 
@@ -70,7 +73,7 @@ def test_headers_that_route_and_that_servers_obey_are_taken_from_clients(
 
 
 def test_names_match_in_any_case_and_the_first_request_id_is_kept(bench: Bench) -> None:
-    event = RequestHeaders(
+    event = request_headers(
         ((":PATH", "/v1/completions"), ("X-Request-ID", "Mine")), end_of_stream=True, modes=BUFFERED
     )
     answer = only(run(bench.stream(), event))
@@ -79,7 +82,7 @@ def test_names_match_in_any_case_and_the_first_request_id_is_kept(bench: Bench) 
 
 
 def test_a_request_without_an_id_gets_one(bench: Bench) -> None:
-    answer = only(run(bench.stream(), RequestHeaders(((":path", "/"),), end_of_stream=True, modes=BUFFERED)))
+    answer = only(run(bench.stream(), request_headers(((":path", "/"),), end_of_stream=True, modes=BUFFERED)))
     assert ("x-request-id", "made") in answer.set_headers
     assert bench.seen.picks[0].decision.request_id == "made"
 
@@ -100,7 +103,7 @@ def test_a_body_that_would_take_too_long_is_routed_by_load_and_model(bench: Benc
         Endpoint(name=EndpointName("b"), address=B, model="sql"),
     ]
     bench.picker.news.set_endpoints(endpoints, now=0.0)
-    [answer] = routed(run(bench.stream(), head(BUFFERED), RequestBody(body, end_of_stream=True)))
+    [answer] = routed(run(bench.stream(), head(BUFFERED), request_body(body, end_of_stream=True)))
     decision = bench.seen.picks[0].decision
     assert (decision.unread, decision.kind, decision.prompt_chunks) == ("costly_body", "completions", 0)
     assert answer.destination == str(B)
@@ -115,11 +118,11 @@ def test_a_body_that_comes_after_the_pick_is_recorded_as_unread(bench: Bench, mo
 
 
 LONG = json.dumps({"model": "m", "prompt": "tell me about foxes " * 4000}).encode()
-BARE = RequestHeaders((("content-type", "application/json"),))
+BARE = request_headers((("content-type", "application/json"),))
 
 
 def test_without_a_path_and_a_mode_the_pick_is_one_address(bench: Bench) -> None:
-    actions = run(bench.stream(), BARE, RequestBody(BODY, end_of_stream=True))
+    actions = run(bench.stream(), BARE, request_body(BODY, end_of_stream=True))
     assert slots(actions) == [Slot.REQUEST_HEADERS], "the picker echoes no body, because nobody waits for it"
     (answer,) = routed(actions)
     assert "," not in answer.destination
@@ -127,7 +130,7 @@ def test_without_a_path_and_a_mode_the_pick_is_one_address(bench: Bench) -> None
 
 
 def test_clean_close_after_the_pick_is_no_abort_if_only_pick_was_asked_for(bench: Bench) -> None:
-    stream, body = bench.stream(), RequestBody(LONG, end_of_stream=True)
+    stream, body = bench.stream(), request_body(LONG, end_of_stream=True)
     run(stream, BARE, body)
     stream.half_close(now=4.0)
     stream.check_integrity()
@@ -157,11 +160,11 @@ def test_clean_close_after_the_pick_is_no_abort_if_only_pick_was_asked_for(bench
     ],
 )
 def test_the_close_of_a_stream_says_how_its_request_ended(
-    first: RequestHeaders, outcome: str, *, answered: bool, cut: bool, shows_answers: bool | None
+    first: Headers, outcome: str, *, answered: bool, cut: bool, shows_answers: bool | None
 ) -> None:
     bench = Bench(settings=StreamSettings(shows_answers=shows_answers is not False))
     stream = bench.stream()
-    run(stream, first, RequestBody(BODY, end_of_stream=True), *([ResponseHeaders(OK)] if answered else []))
+    run(stream, first, request_body(BODY, end_of_stream=True), *([response_headers(OK)] if answered else []))
     if cut:
         stream.close(now=4.0)
     else:
@@ -170,7 +173,7 @@ def test_the_close_of_a_stream_says_how_its_request_ended(
 
 
 def test_a_request_without_a_body_is_routed_from_its_headers(bench: Bench) -> None:
-    (answer,) = routed(run(bench.stream(), RequestHeaders(BARE.headers, end_of_stream=True)))
+    (answer,) = routed(run(bench.stream(), request_headers(BARE.headers, end_of_stream=True)))
     assert "," not in answer.destination
 
 
@@ -184,7 +187,7 @@ def test_a_gateway_that_reads_one_address_gets_one_in_every_mode(modes: Modes) -
 
 def test_the_policy_may_ask_for_fewer_than_the_gateway_can_read() -> None:
     bench = Bench(settings=StreamSettings(max_destinations=8), max_destinations=2)
-    (answer,) = routed(run(bench.stream(), head(BUFFERED), RequestBody(BODY, end_of_stream=True)))
+    (answer,) = routed(run(bench.stream(), head(BUFFERED), request_body(BODY, end_of_stream=True)))
     assert len(answer.destination.split(",")) == 2
 
 
@@ -202,7 +205,7 @@ def test_the_subset_hint_bounds_the_pick(
     bench: Bench, hint: tuple[str, ...], allowed: set[Address], modes: Modes
 ) -> None:
     _, *body = whole(modes)
-    run(bench.stream(), RequestHeaders(HEADERS, subset=hint, modes=modes), *body)
+    run(bench.stream(), request_headers(HEADERS, subset=hint, modes=modes), *body)
     assert set(bench.seen.picks[0].destinations) == allowed
 
 
@@ -214,8 +217,8 @@ def test_a_subset_hint_that_allows_no_endpoint_gets_503(
     bench: Bench, *, hint: tuple[str, ...], end: bool
 ) -> None:
     stream = bench.stream()
-    actions = run(stream, RequestHeaders(HEADERS, end_of_stream=end, subset=hint, modes=DUPLEX))
-    actions += [] if end else run(stream, RequestBody(BODY, end_of_stream=True))
+    actions = run(stream, request_headers(HEADERS, end_of_stream=end, subset=hint, modes=DUPLEX))
+    actions += [] if end else run(stream, request_body(BODY, end_of_stream=True))
     assert refused(actions).status == 503
     assert refused(actions).reason == "subset_empty"
 

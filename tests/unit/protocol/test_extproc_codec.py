@@ -13,11 +13,10 @@ from epp.protocol.http_events import (
     BodyMode,
     Delay,
     Event,
+    Headers,
     Modes,
+    Piece,
     Refuse,
-    RequestBody,
-    RequestHeaders,
-    ResponseHeaders,
     Slot,
     StreamProtocolError,
 )
@@ -27,7 +26,7 @@ BROKEN = b"\xff"
 
 
 def decoded(data: bytes) -> Event:
-    return decode(data, names=frozenset({":path"}), response_names=frozenset({":status"}))
+    return decode(data, names=frozenset({":path"}))
 
 
 def part(number: int, content: bytes) -> bytes:
@@ -58,7 +57,7 @@ def test_a_body_is_not_bounded_and_not_copied_whatever_stands_beside_it() -> Non
     for after, modes in ((b"", None), (b"\x42\x00", None), (config, Modes(BodyMode.BUFFERED))):
         data = part(4, part(1, bytes(3 * MOST_BYTES)) + b"\x10\x01\x18\x00\x20\x01") + after
         event = decoded(data)
-        assert isinstance(event, RequestBody)
+        assert isinstance(event, Piece)
         assert isinstance(event.data, memoryview)
         assert (len(event.data), event.end_of_stream, event.modes) == (3 * MOST_BYTES, True, modes)
 
@@ -68,7 +67,7 @@ def test_a_body_is_not_bounded_and_not_copied_whatever_stands_beside_it() -> Non
 )
 def test_a_body_is_not_bounded_beside_fields_that_are_not_read(beside: bytes) -> None:
     event = decoded(part(4, part(1, bytes(300_000)) + b"\x10\x01") + beside + b"\x5a\x02\x08\x02")
-    assert isinstance(event, RequestBody)
+    assert isinstance(event, Piece)
     assert (len(event.data), event.modes) == (300_000, Modes(BodyMode.BUFFERED))
     with pytest.raises(StreamProtocolError, match="message_too_large"):
         decoded(part(4, part(1, b"body")) + beside + part(8, bytes(MOST_BYTES)))
@@ -134,7 +133,7 @@ def test_metadata_of_a_response_are_not_read_if_its_server_is_named(entry: bytes
             event = decoded(data)
         finally:
             sys.setprofile(None)
-        assert isinstance(event, ResponseHeaders)
+        assert isinstance(event, Headers)
         assert (event.headers, event.served) == ([(":status", "")], "10.0.0.2:8000")
     assert "FromString" not in called
 
@@ -161,7 +160,7 @@ def test_servers_that_a_request_ended_are_read_beside_any_headers() -> None:
         "response.code_details"
     ].string_value = "upstream_reset_before_response_started{connection_termination}"
     event = decoded(message.SerializeToString())
-    assert isinstance(event, ResponseHeaders)
+    assert isinstance(event, Headers)
     assert (event.headers, event.lost) == ([(":status", "503")], 1)
 
 
@@ -176,14 +175,14 @@ def test_values_that_are_nested_too_deeply_are_undecodable() -> None:
 def test_a_hint_may_list_4000_addresses_or_nothing() -> None:
     addresses = [f"10.{n // 250}.{n % 250}.1:8000" for n in range(4_000)]
     event = decoded(subset(b"".join(part(1, part(3, a.encode())) for a in addresses)))
-    assert isinstance(event, RequestHeaders)
+    assert isinstance(event, Headers)
     assert event.subset == tuple(addresses)
     for nothing in (b"", part(2, b"")):
         event = decoded(part(2, b"") + part(8, part(1, part(1, b"envoy.lb.subset_hint") + nothing)))
-        assert isinstance(event, RequestHeaders)
+        assert isinstance(event, Headers)
         assert event.subset is None
     endless = decoded(subset(b"\x0a\x00" * (MOST_ADDRESSES + 1)))
-    assert isinstance(endless, RequestHeaders)
+    assert isinstance(endless, Headers)
     assert endless.subset == ("",) * MOST_ADDRESSES
 
 
@@ -202,7 +201,7 @@ def asked(**parts: Any) -> ext_proc.ProcessingRequest:
 )
 def test_other_bytes_are_one_typed_error(data: bytes, reason: str) -> None:
     with pytest.raises(StreamProtocolError, match=reason):
-        decode(data, names=frozenset(), response_names=frozenset())
+        decode(data, names=frozenset())
 
 
 @pytest.mark.parametrize(
@@ -222,8 +221,8 @@ def test_the_servers_that_a_request_ended_are_read(details: str, attempts: float
     fields["response.code_details"].string_value = details
     if attempts is not None:
         fields["upstream.request_attempt_count"].number_value = attempts
-    event = decode(message.SerializeToString(), names=frozenset(), response_names=frozenset())
-    assert isinstance(event, ResponseHeaders)
+    event = decode(message.SerializeToString(), names=frozenset())
+    assert isinstance(event, Headers)
     assert event.lost == lost
 
 

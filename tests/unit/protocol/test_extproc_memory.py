@@ -20,9 +20,18 @@ from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import PickerStatus
 from epp.picker.gate import WaitingRequest
 from epp.protocol.asking import StreamContext
-from epp.protocol.http_events import Action, RequestBody, RequestHeaders, ResponseHeaders
+from epp.protocol.http_events import Action, Headers, Piece
 from epp.protocol.stream import HttpStream
-from tests.unit.protocol.stream_bench import BODY, BUFFERED, HEADERS, Bench, head
+from tests.unit.protocol.stream_bench import (
+    BODY,
+    BUFFERED,
+    HEADERS,
+    Bench,
+    head,
+    request_body,
+    request_headers,
+    response_headers,
+)
 from tests.unit.protocol.waiting_bench import END, Held
 
 _LONG = 400_000
@@ -44,14 +53,14 @@ def _no_status() -> PickerStatus:
     raise AssertionError("nobody looks at the metrics here")
 
 
-def _request(number: int, **fields: object) -> tuple[RequestHeaders, RequestBody]:
+def _request(number: int, **fields: object) -> tuple[Headers, Piece]:
     long = f"{number:06}" + "x" * _LONG
     extra = ((":path", f"/{long}/v1/completions"), ("x-session-id", long), ("x-request-id", long))
-    head = RequestHeaders((*HEADERS[:1], *extra), end_of_stream=False, subset=None, modes=BUFFERED)
+    head = request_headers((*HEADERS[:1], *extra), end_of_stream=False, subset=None, modes=BUFFERED)
     body = {"model": "m", "prompt": "tell me about foxes", "stream": True} | {
         key: long if value == "long" else value for key, value in fields.items()
     }
-    return head, RequestBody(json.dumps(body).encode(), end_of_stream=True)
+    return head, request_body(json.dumps(body).encode(), end_of_stream=True)
 
 
 @pytest.fixture
@@ -83,7 +92,7 @@ def test_long_values_that_a_client_sends_are_not_kept_in_full(
         stream = bench.stream()
         for event in _request(number, **fields):
             stream.receive(event, now=float(number))
-        answer = ResponseHeaders(
+        answer = response_headers(
             [(":status", "200"), ("content-type", "text/event-stream")], end_of_stream=False
         )
         stream.receive(answer, now=number + 0.1)
@@ -101,7 +110,7 @@ def test_names_of_endpoints_that_left_leave_nothing(process: str) -> None:
     bench, rounds = Bench(), itertools.count()
     metrics = Metrics(decisions=DecisionRing(maxlen=5), state=_no_status)
     bench.picker.subscribe(metrics.on_event)
-    asked = RequestHeaders(HEADERS, modes=BUFFERED), RequestBody(BODY, end_of_stream=True)
+    asked = request_headers(HEADERS, modes=BUFFERED), request_body(BODY, end_of_stream=True)
 
     def churn(count: int) -> int:
         for number in itertools.islice(rounds, count):
@@ -110,7 +119,7 @@ def test_names_of_endpoints_that_left_leave_nothing(process: str) -> None:
             endpoint = Endpoint(EndpointName(name), address, incarnation=process and f"{process}{number}")
             bench.picker.news.set_endpoints([endpoint], now=now)
             stream = bench.stream()
-            for event in (*asked, ResponseHeaders([(":status", "200")])):
+            for event in (*asked, response_headers([(":status", "200")])):
                 stream.receive(event, now=now)
             stream.close(now=now)
             bench.picker.housekeep(now=now)

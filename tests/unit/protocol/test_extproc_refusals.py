@@ -8,17 +8,7 @@ from epp.base.types import EndpointName, ModelCard, ModelList
 from epp.config.policy import Cost, LoadSettings
 from epp.protocol.asking import StreamSettings
 from epp.protocol.codec import encode
-from epp.protocol.http_events import (
-    Action,
-    Answer,
-    Echo,
-    Event,
-    Modes,
-    Refuse,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-)
+from epp.protocol.http_events import Action, Answer, Event, Modes, Piece, Refuse
 from tests.unit.protocol.stream_bench import (
     ALL,
     BODY,
@@ -32,6 +22,9 @@ from tests.unit.protocol.stream_bench import (
     head,
     only,
     refused,
+    request_body,
+    request_headers,
+    request_trailers,
     rewriting,
     run,
 )
@@ -40,9 +33,9 @@ from tests.unit.protocol.stream_bench import (
 @pytest.mark.parametrize("modes", [BUFFERED, PARTIAL, DUPLEX])
 def test_a_bad_body_gets_400_in_openais_shape_and_books_nothing(bench: Bench, modes: Modes) -> None:
     stream = bench.stream()
-    first = RequestHeaders(((":path", "/v1/completions"), ("x-request-id", "bad")), modes=modes)
+    first = request_headers(((":path", "/v1/completions"), ("x-request-id", "bad")), modes=modes)
     run(stream, first)
-    refuse = refused(run(stream, RequestBody(b"{", end_of_stream=True)))
+    refuse = refused(run(stream, request_body(b"{", end_of_stream=True)))
     assert refuse.status == 400
     assert dict(refuse.headers)["content-type"] == "application/json"
     error = json.loads(refuse.body)["error"]
@@ -58,7 +51,7 @@ def test_saturation_gets_429_with_retry_after() -> None:
     )
     for _ in range(12):
         stream = bench.stream()
-        last = run(stream, head(BUFFERED), RequestBody(BODY, end_of_stream=True))[-1]
+        last = run(stream, head(BUFFERED), request_body(BODY, end_of_stream=True))[-1]
         if isinstance(last, Refuse):
             break
     assert isinstance(last, Refuse)
@@ -69,7 +62,10 @@ def test_saturation_gets_429_with_retry_after() -> None:
 @pytest.mark.parametrize("modes", ALL)
 def test_no_endpoint_gets_503(bench: Bench, modes: Modes) -> None:
     bench.set_endpoints()
-    cases: list[list[Event]] = [[head(modes), RequestBody(BODY, end_of_stream=True)], [head(modes, end=True)]]
+    cases: list[list[Event]] = [
+        [head(modes), request_body(BODY, end_of_stream=True)],
+        [head(modes, end=True)],
+    ]
     for events in cases:
         stream = bench.stream()
         refusals = [a for e in events for a in run(stream, e) if isinstance(a, Refuse)]
@@ -82,21 +78,21 @@ def test_a_declared_length_over_the_limit_gets_413_before_the_body(modes: Modes)
     bench = Bench(settings=StreamSettings(max_body_bytes=len(BODY) - 1))
     stream = bench.stream()
     assert refused(run(stream, head(modes))).status == 413
-    assert run(stream, RequestBody(BODY, end_of_stream=True), RequestTrailers()) == []
+    assert run(stream, request_body(BODY, end_of_stream=True), request_trailers()) == []
 
 
 @pytest.mark.parametrize("modes", [BUFFERED, PARTIAL, DUPLEX])
 def test_a_body_that_grows_over_the_limit_gets_413(modes: Modes) -> None:
     bench = Bench(settings=StreamSettings(max_body_bytes=len(BODY) - 1))
     stream = bench.stream()
-    run(stream, RequestHeaders(HEADERS[:2], modes=modes))
+    run(stream, request_headers(HEADERS[:2], modes=modes))
     if modes is DUPLEX:
-        assert run(stream, RequestBody(BODY[:60])) == []
-        assert refused(run(stream, RequestBody(BODY[60:]))).status == 413
+        assert run(stream, request_body(BODY[:60])) == []
+        assert refused(run(stream, request_body(BODY[60:]))).status == 413
     else:
-        assert refused(run(stream, RequestBody(BODY))).status == 413
+        assert refused(run(stream, request_body(BODY))).status == 413
     assert bench.in_flight() == 0
-    assert run(stream, RequestBody(b"more", end_of_stream=True), RequestTrailers()) == []
+    assert run(stream, request_body(b"more", end_of_stream=True), request_trailers()) == []
 
 
 CHAT = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
@@ -124,8 +120,8 @@ def test_an_error_has_the_shape_that_the_clients_of_its_api_read(
     if status == 503:
         bench.set_endpoints()
     listed_by(bench, "m", "n", "n")
-    event = RequestHeaders(((":path", path), ("x-request-id", "r1")), modes=BUFFERED)
-    answer = refused(run(bench.stream(), event, RequestBody(body, end_of_stream=True))[1:])
+    event = request_headers(((":path", path), ("x-request-id", "r1")), modes=BUFFERED)
+    answer = refused(run(bench.stream(), event, request_body(body, end_of_stream=True))[1:])
     assert answer.status == status
     told = json.loads(answer.body)
     message = told["error"].pop("message")
@@ -147,7 +143,7 @@ def test_the_list_of_models_is_answered_from_what_the_servers_list(modes: Modes 
     bench = Bench()
     listed_by(bench, "m", "n")
     for path in ("/v1/models", "/v1/models/?limit=20", "/prefix/v1/models"):
-        event = RequestHeaders(((":method", "GET"), (":path", path)), end_of_stream=True, modes=modes)
+        event = request_headers(((":method", "GET"), (":path", path)), end_of_stream=True, modes=modes)
         (answer,) = bench.stream().receive(event, now=1.0)
         assert isinstance(answer, Refuse)
         assert (answer.status, answer.reason) == (200, "model_list")
@@ -159,11 +155,11 @@ def test_the_list_of_models_is_that_of_the_subset_if_there_is_one() -> None:
     bench = Bench()
     listed_by(bench, "m", "n")
     asked = ((":method", "GET"), (":path", "/v1/models"))
-    event = RequestHeaders(asked, end_of_stream=True, subset=(str(B),), modes=BUFFERED)
+    event = request_headers(asked, end_of_stream=True, subset=(str(B),), modes=BUFFERED)
     (answer,) = bench.stream().receive(event, now=1.0)
     assert isinstance(answer, Refuse)
     assert [card["id"] for card in json.loads(answer.body)["data"]] == ["n"]
-    event = RequestHeaders(asked, end_of_stream=True, subset=(str(C),), modes=BUFFERED)
+    event = request_headers(asked, end_of_stream=True, subset=(str(C),), modes=BUFFERED)
     (routed,) = bench.stream().receive(event, now=1.0)
     assert isinstance(routed, Answer), "nothing is known of this server, so the request goes to it"
 
@@ -183,7 +179,7 @@ def test_other_requests_and_lists_that_are_not_known_go_to_a_server(
     bench = Bench(settings=settings)
     if known:
         listed_by(bench, "m")
-    event = RequestHeaders(((":method", method), (":path", path)), end_of_stream=True, modes=BUFFERED)
+    event = request_headers(((":method", method), (":path", path)), end_of_stream=True, modes=BUFFERED)
     (routed,) = bench.stream().receive(event, now=1.0)
     assert isinstance(routed, Answer)
 
@@ -191,8 +187,8 @@ def test_other_requests_and_lists_that_are_not_known_go_to_a_server(
 def sent(bench: Bench, body: bytes = BODY, modes: Modes = BUFFERED) -> list[Action]:
     """Send one request. Return what follows its body."""
     stream = bench.stream()
-    stream.receive(RequestHeaders(HEADERS, modes=modes), now=1.0)
-    return list(stream.receive(RequestBody(body, end_of_stream=True), now=1.0))
+    stream.receive(request_headers(HEADERS, modes=modes), now=1.0)
+    return list(stream.receive(request_body(body, end_of_stream=True), now=1.0))
 
 
 NEW_BODY = BODY.replace(b'"model": "m"', b'"model": "the-target"')
@@ -211,7 +207,7 @@ def test_an_alias_is_replaced_in_the_body_and_routed_as_its_target(modes: Modes)
         assert (answer.body, len(actions)) == (NEW_BODY, 1)
         assert NEW_BODY in encode(answer)
     else:
-        echoes = [action for action in actions if isinstance(action, Echo)]
+        echoes = [action for action in actions if isinstance(action, Piece)]
         assert (answer.body, b"".join(echo.data for echo in echoes)) == (None, NEW_BODY)
         assert echoes[-1].end_of_stream
     (pick,) = bench.seen.picks
@@ -235,8 +231,8 @@ def test_no_content_length_is_added_if_none_was_declared() -> None:
     bench = Bench()
     rewriting(bench, "m")
     stream = bench.stream()
-    stream.receive(RequestHeaders(((":path", "/v1/completions"),), modes=BUFFERED), now=1.0)
-    answer = only(stream.receive(RequestBody(BODY, end_of_stream=True), now=1.0))
+    stream.receive(request_headers(((":path", "/v1/completions"),), modes=BUFFERED), now=1.0)
+    answer = only(stream.receive(request_body(BODY, end_of_stream=True), now=1.0))
     assert "content-length" not in dict(answer.set_headers)
     assert answer.body == NEW_BODY
 

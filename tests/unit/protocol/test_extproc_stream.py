@@ -6,14 +6,10 @@ import pytest
 
 from epp.protocol.http_events import (
     Answer,
-    Echo,
     Event,
     Modes,
+    Piece,
     Refuse,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseHeaders,
     Slot,
     StreamProtocolError,
 )
@@ -34,6 +30,10 @@ from tests.unit.protocol.stream_bench import (
     head,
     only,
     refused,
+    request_body,
+    request_headers,
+    request_trailers,
+    response_headers,
     routed,
     run,
     slots,
@@ -78,12 +78,12 @@ def test_headers_are_answered_at_once_if_the_data_plane_waits_for_answer(bench: 
 @pytest.mark.parametrize("modes", [DUPLEX, GRPC])
 def test_headers_are_answered_after_a_body_that_comes_anyway(bench: Bench, modes: Modes) -> None:
     stream = bench.stream()
-    assert run(stream, head(modes), RequestBody(BODY[:100])) == []
-    assert slots(run(stream, RequestBody(BODY[100:], end_of_stream=True)))[0] is H
+    assert run(stream, head(modes), request_body(BODY[:100])) == []
+    assert slots(run(stream, request_body(BODY[100:], end_of_stream=True)))[0] is H
 
 
 def test_a_data_plane_that_states_no_mode_is_taken_to_use_full_duplex(bench: Bench) -> None:
-    actions = run(bench.stream(), head(None), RequestBody(BODY, end_of_stream=True))
+    actions = run(bench.stream(), head(None), request_body(BODY, end_of_stream=True))
     assert slots(actions) == [H, D]
     assert echoed(actions) == BODY
 
@@ -95,13 +95,13 @@ def test_full_duplex_sends_the_body_back_in_pieces_within_the_limit(
 ) -> None:
     body = random.Random(size_bytes).randbytes(size_bytes)
     stream = bench.stream()
-    first = RequestHeaders(((":path", "/upload"),), modes=DUPLEX)
+    first = request_headers(((":path", "/upload"),), modes=DUPLEX)
     if ends_in_trailers:
-        actions = run(stream, first, RequestBody(body), RequestTrailers())
+        actions = run(stream, first, request_body(body), request_trailers())
     else:
-        actions = run(stream, first, RequestBody(body, end_of_stream=True))
+        actions = run(stream, first, request_body(body, end_of_stream=True))
     assert slots(actions)[0] is H
-    pieces = [a for a in actions if isinstance(a, Echo)]
+    pieces = [a for a in actions if isinstance(a, Piece)]
     assert b"".join(bytes(p.data) for p in pieces) == body
     assert all(len(p.data) <= 62_000 for p in pieces)
     ends = [p.end_of_stream for p in pieces]
@@ -116,7 +116,7 @@ def test_full_duplex_sends_the_body_back_in_pieces_within_the_limit(
 @pytest.mark.parametrize("modes", ALL)
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_a_request_without_a_body_is_routed_from_its_headers(bench: Bench, modes: Modes, method: str) -> None:
-    event = RequestHeaders(((":method", method), (":path", "/v1/models")), end_of_stream=True, modes=modes)
+    event = request_headers(((":method", method), (":path", "/v1/models")), end_of_stream=True, modes=modes)
     answer = only(run(bench.stream(), event))
     assert answer.slot is H
     assert answer.destination
@@ -125,14 +125,14 @@ def test_a_request_without_a_body_is_routed_from_its_headers(bench: Bench, modes
 
 def test_each_chunk_of_a_streamed_body_is_answered_unread(bench: Bench) -> None:
     chunks = [
-        RequestBody(BODY[i : i + 50], end_of_stream=i + 50 >= len(BODY)) for i in range(0, len(BODY), 50)
+        request_body(BODY[i : i + 50], end_of_stream=i + 50 >= len(BODY)) for i in range(0, len(BODY), 50)
     ]
     actions = run(bench.stream(), head(STREAMED), *chunks)
     assert slots(actions) == [H] + [D] * len(chunks)
 
 
 def test_buffered_body_without_bytes_before_trailers_is_routed_by_metadata(bench: Bench) -> None:
-    actions = run(bench.stream(), head(BUFFERED), RequestTrailers())
+    actions = run(bench.stream(), head(BUFFERED), request_trailers())
     assert slots(actions) == [H, T]
     (answer,) = routed(actions)
     assert answer.slot is T
@@ -140,7 +140,7 @@ def test_buffered_body_without_bytes_before_trailers_is_routed_by_metadata(bench
 
 
 def test_trailers_after_a_buffered_body_pass(bench: Bench) -> None:
-    actions = run(bench.stream(), head(BUFFERED), RequestBody(BODY), RequestTrailers())
+    actions = run(bench.stream(), head(BUFFERED), request_body(BODY), request_trailers())
     assert slots(actions) == [H, D, T]
     assert len(routed(actions)) == 1
 
@@ -152,7 +152,7 @@ def test_trailers_after_a_buffered_body_pass(bench: Bench) -> None:
     ("events", "reason"),
     [
         ([head(BUFFERED), head(BUFFERED)], "second_request_headers"),
-        ([head(NONE), ResponseHeaders(OK), ResponseHeaders(OK)], "second_response_headers"),
+        ([head(NONE), response_headers(OK), response_headers(OK)], "second_response_headers"),
     ],
 )
 def test_impossible_messages_are_a_typed_error(bench: Bench, events: list[Event], reason: str) -> None:
@@ -171,7 +171,7 @@ def test_a_message_after_the_end_is_an_error(bench: Bench) -> None:
 
 
 def test_a_body_without_headers_passes_and_is_reported(bench: Bench) -> None:
-    actions = run(bench.stream(), RequestBody(b"abc", end_of_stream=True, modes=BUFFERED))
+    actions = run(bench.stream(), request_body(b"abc", end_of_stream=True, modes=BUFFERED))
     assert actions == [Answer(D)]
     assert bench.seen.faults == ["body_before_headers"]
 
@@ -179,8 +179,8 @@ def test_a_body_without_headers_passes_and_is_reported(bench: Bench) -> None:
 @pytest.mark.parametrize("modes", ALL)
 def test_a_response_before_the_pick_means_that_no_pick_is_made(bench: Bench, modes: Modes) -> None:
     stream = bench.stream()
-    early = ResponseHeaders(((":status", "413"),), modes=modes)
-    actions = run(stream, early, head(None, (KEY, "6.6.6.6:1")), RequestBody(BODY, end_of_stream=True))
+    early = response_headers(((":status", "413"),), modes=modes)
+    actions = run(stream, early, head(None, (KEY, "6.6.6.6:1")), request_body(BODY, end_of_stream=True))
     assert routed(actions) == []
     assert bench.in_flight() == 0
     assert not any(isinstance(a, Refuse) for a in actions)
@@ -188,8 +188,8 @@ def test_a_response_before_the_pick_means_that_no_pick_is_made(bench: Bench, mod
 
 def test_a_response_while_the_body_is_held_still_lets_the_body_pass(bench: Bench) -> None:
     stream = bench.stream()
-    run(stream, head(DUPLEX), RequestBody(BODY[:9]), ResponseHeaders(((":status", "408"),)))
-    actions = run(stream, RequestBody(BODY[9:], end_of_stream=True))
+    run(stream, head(DUPLEX), request_body(BODY[:9]), response_headers(((":status", "408"),)))
+    actions = run(stream, request_body(BODY[9:], end_of_stream=True))
     assert slots(actions) == [H, D]
     assert echoed(actions) == BODY
     assert routed(actions) == []
@@ -197,5 +197,5 @@ def test_a_response_while_the_body_is_held_still_lets_the_body_pass(bench: Bench
 
 def test_nothing_is_answered_after_a_refusal(bench: Bench) -> None:
     stream = bench.stream()
-    refused(run(stream, RequestHeaders(HEADERS[:2], modes=DUPLEX), RequestBody(b"{", end_of_stream=True)))
-    assert run(stream, RequestTrailers(), ResponseHeaders(OK)) == []
+    refused(run(stream, request_headers(HEADERS[:2], modes=DUPLEX), request_body(b"{", end_of_stream=True)))
+    assert run(stream, request_trailers(), response_headers(OK)) == []

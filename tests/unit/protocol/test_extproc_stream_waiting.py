@@ -7,16 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from epp.config.flow import WaitingSettings
-from epp.protocol.http_events import (
-    Delay,
-    Modes,
-    Refuse,
-    RequestBody,
-    RequestTrailers,
-    ResponseHeaders,
-    Slot,
-    StreamProtocolError,
-)
+from epp.protocol.http_events import Delay, Modes, Refuse, Slot, StreamProtocolError
 from tests.unit.protocol.stream_bench import (
     BODY,
     BUFFERED,
@@ -29,6 +20,9 @@ from tests.unit.protocol.stream_bench import (
     echoed,
     head,
     refused,
+    request_body,
+    request_trailers,
+    response_headers,
     routed,
     slots,
 )
@@ -62,8 +56,8 @@ def test_with_full_duplex_trailers_come_after_the_body() -> None:
     held = Held(ttl_seconds=900.0)
     stream = held.stream()
     stream.receive(head(DUPLEX), now=1.0)
-    stream.receive(RequestBody(BODY, end_of_stream=False), now=1.0)
-    assert stream.receive(RequestTrailers(), now=1.0) == ()
+    stream.receive(request_body(BODY, end_of_stream=False), now=1.0)
+    assert stream.receive(request_trailers(), now=1.0) == ()
     held.gate.pump(now=600.0)
     assert slots(held.later) == [Slot.REQUEST_HEADERS, Slot.REQUEST_BODY, Slot.REQUEST_TRAILERS]
 
@@ -120,7 +114,7 @@ def test_a_client_that_leaves_frees_its_place(how: str) -> None:
     if how == "closed":
         stream.close(now=2.0)
     else:  # the data plane answered the request itself
-        stream.receive(ResponseHeaders(OK), now=2.0)
+        stream.receive(response_headers(OK), now=2.0)
     stream.check_integrity()
     assert held.gate.waiting == 0
     held.free()
@@ -142,7 +136,7 @@ def test_more_of_the_body_while_a_request_waits_is_a_protocol_error() -> None:
     held = Held()
     stream, _ = held.waits(DUPLEX)
     with pytest.raises(StreamProtocolError):
-        stream.receive(RequestBody(b"x"), now=2.0)
+        stream.receive(request_body(b"x"), now=2.0)
 
 
 def test_the_headers_give_tenant_and_priority() -> None:

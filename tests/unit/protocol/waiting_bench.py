@@ -7,11 +7,11 @@ from epp.config.policy import Cost
 from epp.picker.events import Phase
 from epp.picker.gate import Gate
 from epp.protocol.asking import StreamContext, StreamSettings
-from epp.protocol.http_events import Action, Modes, RequestBody
+from epp.protocol.http_events import Action, Modes
 from epp.protocol.stream import HttpStream
-from tests.unit.protocol.stream_bench import BODY, BUFFERED, Bench, head
+from tests.unit.protocol.stream_bench import BODY, BUFFERED, Bench, head, request_body
 
-END = RequestBody(BODY, end_of_stream=True)
+END = request_body(BODY, end_of_stream=True)
 
 
 class Held:
