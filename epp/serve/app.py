@@ -81,16 +81,7 @@ class App:
         self._gate = Gate(self._picker)
         self._sharing = sharing.make(self._picker, config.sharing, hub=hub, keep=sources.keep)
         self._exact = parts.exact_mode(config, self._picker)
-        self._key = ApiKey(config.models.api_key_file)
-        self._model_lists = self._make_model_lists()
-        self._scraper = self._make_scraper()
-        self._probes = Probes(
-            due=lambda: self._picker.fleet.failures.probes_due(now=time.monotonic()),
-            on_verdict=lambda probe, verdict: self._picker.fleet.failures.probed(
-                probe, verdict, now=time.monotonic()
-            ),
-            key=self._key,
-        )
+        self._make_sources()
         self._eds_file = Path(config.envoy.eds_file) if config.envoy.eds_file and worker == 0 else None
         self._misses = Misses(self._picker)
         self._picker.subscribe(self._misses.on_event)
@@ -102,11 +93,7 @@ class App:
             self._picker.subscribe(self._tracer.on_event)
         self._refused_policies: Sequence[str] = ()
         """Why policies of the cluster are not accepted."""
-        self._board = self._make_board()
-        self._admin = self._make_admin()
-        self._room = BodyRoom(config.streams.max_held_body_bytes)
-        self._listen = parts.listen(config, worker=worker)
-        self._server = self._make_server()
+        self._make_servers()
         self._upkeep = Upkeep(self._picker, self._metrics, overload=self._overload)
         self._cluster = self._follow_cluster(config.kubernetes) if config.kubernetes is not None else None
         self._write_for_envoy()
@@ -120,7 +107,10 @@ class App:
         async with self._serving():
             tasks = self._tasks()
             await stopping.wait()
-            await self._drain()
+            self._draining = True
+            drain_s = self._config.drain_seconds
+            _log.info("draining %d streams, for %g s at most", self._server.streams, drain_s)
+            await self._server.drain(drain_s)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -128,28 +118,35 @@ class App:
 
     # -- parts, made at start --------------------------------------------------------------------------------
 
-    def _make_scraper(self) -> Scraper:
-        return Scraper(
+    def _make_sources(self) -> None:
+        """Make the parts that ask the model servers."""
+        fleet, key = self._picker.fleet, ApiKey(self._config.models.api_key_file)
+        self._scraper = Scraper(
             settings=lambda: self._picker.policy.spec.scrape,
             on_metrics=lambda name, metrics: self._picker.news.observe(name, metrics, now=time.monotonic()),
-            in_use=self._picker.fleet.in_use,
+            in_use=fleet.in_use,
             clock=time.monotonic,
             keep=self._sources.keep,
             rng=self._rng,
         )
-
-    def _make_model_lists(self) -> ModelLists:
-        return ModelLists(
+        self._model_lists = ModelLists(
             self._config.models,
-            key=self._key,
+            key=key,
             on_lists=lambda lists: self._picker.news.take_lists(lists, now=time.monotonic()),
-            unknown_asked=lambda: self._picker.fleet.served.unknown_asked,
+            unknown_asked=lambda: fleet.served.unknown_asked,
             clock=time.monotonic,
             rng=self._rng,
         )
+        self._probes = Probes(
+            due=lambda: fleet.failures.probes_due(now=time.monotonic()),
+            on_verdict=lambda probe, verdict: fleet.failures.probed(probe, verdict, now=time.monotonic()),
+            key=key,
+        )
 
-    def _make_board(self) -> Board:
-        return Board(
+    def _make_servers(self) -> None:
+        """Make the servers of the admin pages and of Envoy's calls."""
+        config = self._config
+        self._board = Board(
             state=self._status,
             decisions=self._decisions,
             explain=self._misses.account,
@@ -157,11 +154,8 @@ class App:
             problems=self._problems,
             unix_clock=self._unix_clock,
         )
-
-    def _make_admin(self) -> AdminServer:
-        config, worker = self._config, self._worker
-        return AdminServer(
-            address=config.admin.addresses(workers=config.workers)[worker],
+        self._admin = AdminServer(
+            address=config.admin.addresses(workers=config.workers)[self._worker],
             metrics=self._metrics,
             board=self._board,
             not_ready=self._not_ready,
@@ -169,13 +163,13 @@ class App:
             hosts=config.admin.hosts,
             policy=lambda: self._picker.policy,
         )
-
-    def _make_server(self) -> ExtProcServer:
-        return ExtProcServer(
+        self._room = BodyRoom(config.streams.max_held_body_bytes)
+        self._listen = parts.listen(config, worker=self._worker)
+        self._server = ExtProcServer(
             self._picker,
             listen=self._listen,
             gate=self._gate,
-            settings=parts.stream_settings(self._config, self._room, traced=self._tracer is not None),
+            settings=parts.stream_settings(config, self._room, traced=self._tracer is not None),
         )
 
     def _write_for_envoy(self) -> None:
@@ -233,10 +227,14 @@ class App:
         if config.listen.tls is not None:
             certificate = certificate_watch(config.listen.tls, self._metrics)
             keep("file", certificate.run, name="watch of the certificate")
-        on_endpoints = self._on_endpoints_file if self._cluster is None else None
+        on_policy = self._use_policy if self._cluster is None else self._cluster.set_default
         self._watchers = [
             *watchers(
-                config, self._inputs, self._metrics, on_endpoints=on_endpoints, on_policy=self._on_policy
+                config,
+                self._inputs,
+                self._metrics,
+                on_endpoints=self._on_endpoints_file,
+                on_policy=on_policy,
             )
         ]
         for watcher in self._watchers:
@@ -295,11 +293,6 @@ class App:
             log_lines_left_out=dict(self._log_counts),
         )
 
-    async def _drain(self) -> None:
-        self._draining = True
-        _log.info("draining %d streams, for %g s at most", self._server.streams, self._config.drain_seconds)
-        await self._server.drain(self._config.drain_seconds)
-
     async def _become_ready(self) -> None:
         """Report the picker as ready once nothing is missing."""
         while self._not_ready():  # noqa: ASYNC110 - several parts decide, and none tells when
@@ -342,12 +335,6 @@ class App:
         """Use the policy of the file. If that policy is in dry run, the policy in use stays."""
         tried = policy.spec.mode == "DryRun"
         self._use_policies(self._picker.policy if tried else policy, policy if tried else None)
-
-    def _on_policy(self, policy: Policy) -> None:
-        if self._cluster is not None:
-            self._cluster.set_default(policy)
-        else:
-            self._use_policy(policy)
 
     def _on_endpoints_file(self, listed: Listed) -> None:
         self._picker.news.set_rewrites(listed.rewrites)

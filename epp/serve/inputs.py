@@ -91,13 +91,11 @@ def watchers(
     inputs: Inputs,
     metrics: Metrics,
     *,
-    on_endpoints: Callable[[Listed], None] | None,
+    on_endpoints: Callable[[Listed], None],
     on_policy: Callable[[Policy], None],
 ) -> Iterator[FileWatcher[Any]]:
-    """Return the watchers that follow the files from now on. `on_endpoints` is None if the endpoints come
-    from a cluster.
-    """
-    if on_endpoints is not None:
+    """Return the watchers that follow the configured files from now on."""
+    if config.endpoints_file:
         yield FileWatcher(
             Path(config.endpoints_file),
             parse=partial(load_endpoints, source=config.endpoints_file),

@@ -16,11 +16,19 @@ from tests.unit.observe.telemetry.records import new_metrics
 HEAD = "apiVersion: prefix-gateway.dev/v1alpha1, kind: PrefixRoutingPolicy, metadata: {name: p}"
 
 
-def test_policy_file_beside_a_cluster_is_default_policy_and_never_dry_run(tmp_path: Path) -> None:
-    policy, kubeconfig = tmp_path / "policy.yaml", tmp_path / "kubeconfig"
-    policy.write_text(f"{{{HEAD}, spec: {{mode: DryRun}}}}")
+@pytest.fixture
+def kubernetes(tmp_path: Path) -> Kubernetes:
+    kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text("{current-context: c, contexts: [{name: c, context: {namespace: n}}]}")
-    config = Config(policy_file=str(policy), kubernetes=Kubernetes(pool="p", kubeconfig=str(kubeconfig)))
+    return Kubernetes(pool="p", kubeconfig=str(kubeconfig))
+
+
+def test_policy_file_beside_a_cluster_is_default_policy_and_never_dry_run(
+    tmp_path: Path, kubernetes: Kubernetes
+) -> None:
+    config = Config(
+        policy_file=policy_file(tmp_path, f"{{{HEAD}, spec: {{mode: DryRun}}}}"), kubernetes=kubernetes
+    )
     with pytest.raises(ConfigError, match=r"spec\.mode: beside `kubernetes`"):
         load_inputs(config)
 
@@ -104,8 +112,10 @@ async def test_a_changed_file_reaches_the_picker_and_the_metrics(listed: Path, t
     }
 
 
-def test_a_picker_in_a_cluster_watches_no_list_of_endpoints(listed: Path) -> None:
-    config = Config(endpoints_file=str(listed))
+def test_a_picker_in_a_cluster_watches_no_list_of_endpoints(kubernetes: Kubernetes) -> None:
+    config = Config(kubernetes=kubernetes)
     assert not list(
-        watchers(config, load_inputs(config), new_metrics(), on_endpoints=None, on_policy=lambda _: None)
+        watchers(
+            config, load_inputs(config), new_metrics(), on_endpoints=lambda _: None, on_policy=lambda _: None
+        )
     )
