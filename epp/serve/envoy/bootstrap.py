@@ -78,9 +78,9 @@ def _values(config: Config) -> dict[str, Any]:
     """
     envoy, picker, traced = config.envoy, config.listen, config.envoy.tracing
     eds_file, secrets = files.absolute(envoy.eds_file), files.secret_references(config)
-    client = secrets.get(files.PICKER_CLIENT)
     return {
         **msgspec.structs.asdict(envoy),
+        **secrets,
         "admin": _address(envoy.admin),
         "all_but_websocket": _all_but("websocket"),
         # Envoy cannot compile one expression for all paths.
@@ -91,22 +91,18 @@ def _values(config: Config) -> dict[str, Any]:
             }
             for path in config.closed_paths
         ],
-        "client_trust": secrets.get(files.CLIENT_TRUST),
         "collector": _socket_address(*traced.address) if traced else None,
         "eds_file": eds_file,
         "eds_folder": files.directory_of(eds_file),
         "error_replies": _error_replies(),
         "extra_http_filters": list(envoy.extra_http_filters),
-        "gateway_identity": secrets.get(files.GATEWAY_IDENTITY),
         "header_timeout": _seconds(envoy.header_timeout_seconds),
         "heap_refresh": "0.1s" if envoy.max_heap_bytes else None,
         "listen": _address(envoy.listen),
         "max_message_timeout": _seconds(envoy.own_max_message_timeout_s),
         "message_timeout": _seconds(envoy.message_timeout_seconds),
-        "picker_client": [client] if client else None,
-        "picker_trust": secrets.get(files.PICKER_TRUST),
         "request_timeout": _seconds(envoy.request_timeout_seconds),
-        "require_client_certificate": files.CLIENT_TRUST in secrets or None,
+        "require_client_certificate": secrets["client-trust"] is not None or None,
         "sampled_of_a_million": round(traced.sample_percent * 10_000) if traced else None,
         "server_headers": [{"remove": header} for header in SERVER_HEADERS],
         "service_name": traced.service_name if traced else None,

@@ -29,18 +29,6 @@ Message = dict[str, Any]
 MODEL_SERVERS: Final = "model-servers"
 """Cluster of the model servers, as in `bootstrap.yaml`."""
 
-GATEWAY_IDENTITY: Final = "gateway-identity"
-"""The certificate that the gateway shows its clients."""
-
-CLIENT_TRUST: Final = "client-trust"
-"""The CA that signed the certificates of the gateway's clients."""
-
-PICKER_TRUST: Final = "picker-trust"
-"""The CA that signed the picker's certificate."""
-
-PICKER_CLIENT: Final = "picker-client"
-"""The certificate that Envoy shows the picker."""
-
 
 def typed(kind: str, **fields: Any) -> Message:
     """Return a message that names its type."""
@@ -93,20 +81,23 @@ def secret_path(config: Config, name: str) -> str:
     return str(PurePath(absolute(config.envoy.eds_file)).with_suffix(f".{name}.json"))
 
 
-def secret_references(config: Config) -> dict[str, Message]:
-    """Return how the bootstrap names each certificate of `config`, by its name."""
+def secret_references(config: Config) -> dict[str, Message | None]:
+    """Return how the bootstrap names each certificate. None: the configuration has no such certificate."""
     return {
         name: {"name": name, "sds_config": {"path_config_source": {"path": secret_path(config, name)}}}
-        for name in _secrets(config)
+        if secret
+        else None
+        for name, secret in _secrets(config).items()
     }
 
 
 def write_first(config: Config) -> None:
     """Write the files that the bootstrap names. An endpoints file that exists stays. Raises OSError."""
     for name, secret in _secrets(config).items():
-        resource = typed("envoy.extensions.transport_sockets.tls.v3.Secret", name=name, **secret)
-        text = json.dumps({"resources": [resource]}, indent=1)
-        write_if_changed(Path(secret_path(config, name)), text.encode() + b"\n")
+        if secret:
+            resource = typed("envoy.extensions.transport_sockets.tls.v3.Secret", name=name, **secret)
+            text = json.dumps({"resources": [resource]}, indent=1)
+            write_if_changed(Path(secret_path(config, name)), text.encode() + b"\n")
     if not (endpoints := Path(config.envoy.eds_file)).exists():
         write_endpoints(endpoints, ())
 
@@ -123,18 +114,17 @@ def directory_of(path: str) -> Message:
     return {"path": str(PurePath(path).parent)}
 
 
-def _secrets(config: Config) -> dict[str, Message]:
-    found: dict[str, Message] = {}
-    if clients := config.envoy.tls:
-        found[GATEWAY_IDENTITY] = _identity(clients)
-        if clients.client_ca_file:
-            found[CLIENT_TRUST] = _trust(clients.client_ca_file)
-    if picker := config.listen.tls:
-        # The picker has the same configuration. Without a CA, its own certificate is trusted.
-        found[PICKER_TRUST] = _trust(picker.ca_file or picker.cert_file)
-        if picker.client_ca_file:
-            found[PICKER_CLIENT] = _identity(picker)
-    return found
+def _secrets(config: Config) -> dict[str, Message | None]:
+    """Return what the file of each certificate says, by the name that the template asks for."""
+    clients, picker = config.envoy.tls, config.listen.tls
+    return {
+        # What the gateway shows its clients, and the CA that signed their certificates.
+        "gateway-identity": _identity(clients) if clients else None,
+        "client-trust": _trust(clients.client_ca_file) if clients and clients.client_ca_file else None,
+        # The CA of the picker's certificate, or else that certificate, and what Envoy shows the picker.
+        "picker-trust": _trust(picker.ca_file or picker.cert_file) if picker else None,
+        "picker-client": _identity(picker) if picker and picker.client_ca_file else None,
+    }
 
 
 def _identity(tls: Tls) -> Message:

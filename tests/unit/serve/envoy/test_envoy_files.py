@@ -146,13 +146,13 @@ def written(folder: Path, *, clients: Tls | None = None, picker: Tls | None = No
     ("clients", "picker", "names"),
     [
         (None, None, set()),
-        (PAIR, None, {files.GATEWAY_IDENTITY}),
-        (MUTUAL, None, {files.GATEWAY_IDENTITY, files.CLIENT_TRUST}),
-        (None, PAIR, {files.PICKER_TRUST}),
+        (PAIR, None, {"gateway-identity"}),
+        (MUTUAL, None, {"gateway-identity", "client-trust"}),
+        (None, PAIR, {"picker-trust"}),
         (
             MUTUAL,
             MUTUAL,
-            {files.GATEWAY_IDENTITY, files.CLIENT_TRUST, files.PICKER_TRUST, files.PICKER_CLIENT},
+            {"gateway-identity", "client-trust", "picker-trust", "picker-client"},
         ),
     ],
     ids=["none", "clients", "clients-mutual", "picker", "all"],
@@ -164,10 +164,10 @@ def test_there_is_a_file_for_each_certificate_that_envoy_needs(
 
 
 def test_without_a_ca_envoy_trusts_the_pickers_own_certificate(tmp_path: Path) -> None:
-    own = written(tmp_path, picker=PAIR)[files.PICKER_TRUST]["validation_context"]
+    own = written(tmp_path, picker=PAIR)["picker-trust"]["validation_context"]
     assert own["trusted_ca"] == {"filename": "/tls/tls.crt"}
     ca = Tls(cert_file="/tls/tls.crt", key_file="/tls/tls.key", ca_file="/ca/picker.crt")
-    named = written(tmp_path, picker=ca)[files.PICKER_TRUST]["validation_context"]
+    named = written(tmp_path, picker=ca)["picker-trust"]["validation_context"]
     assert named == {"trusted_ca": {"filename": "/ca/picker.crt"}, "watched_directory": {"path": "/ca"}}
 
 
@@ -176,7 +176,7 @@ def test_a_file_names_the_key_and_does_not_hold_it(tmp_path: Path) -> None:
     pair = Tls(cert_file=str(tmp_path / "certs/tls.crt"), key_file=str(tmp_path / "certs/tls.key"))
     Path(pair.key_file).write_text("SECRET")
     (tmp_path / "envoy").mkdir()
-    identity = written(tmp_path / "envoy", clients=pair)[files.GATEWAY_IDENTITY]["tls_certificate"]
+    identity = written(tmp_path / "envoy", clients=pair)["gateway-identity"]["tls_certificate"]
     assert identity["private_key"] == {"filename": pair.key_file}
     assert identity["watched_directory"] == {"path": str(tmp_path / "certs")}
     assert all(b"SECRET" not in file.read_bytes() for file in (tmp_path / "envoy").iterdir())
