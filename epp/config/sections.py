@@ -10,6 +10,10 @@ from msgspec import Meta
 from epp.base.types import Address
 from epp.config.reading import Strict
 
+_NAME: Final = "[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
+_NAME_OR_NONE: Final = f"^({_NAME})?$"
+DnsName = Annotated[str, Meta(min_length=1, max_length=253, pattern=f"^{_NAME}$")]
+
 
 class Tls(Strict, frozen=True):
     """Certificates as PEM files. They are read at start and again when they change. Replace a file by
@@ -68,10 +72,7 @@ class Admin(Strict, frozen=True):
 
     address: str = "127.0.0.1:9090"
     """`ip:port`. Worker N listens on port + N."""
-    hosts: Annotated[
-        tuple[Annotated[str, Meta(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")], ...],
-        Meta(max_length=64),
-    ] = ()
+    hosts: Annotated[tuple[DnsName, ...], Meta(max_length=64)] = ()
     """DNS names by which clients may ask for the admin pages. IP addresses and `localhost` are always
     allowed. A request for any other name gets 421."""
 
@@ -90,11 +91,8 @@ def consecutive(text: str, count: int) -> tuple[Address, ...]:
     return tuple(Address(host=first.host, port=first.port + n) for n in range(count))
 
 
-_NAME: Final = "[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
-_NAME_OR_NONE: Final = f"^({_NAME})?$"
 LlmdGroup = Literal["llm-d.ai", "inference.networking.x-k8s.io"]
 """An API group of llm-d's objects. The newer group is first."""
-DnsName = Annotated[str, Meta(min_length=1, max_length=253, pattern=f"^{_NAME}$")]
 _LabelKey = Annotated[str, Meta(min_length=1, max_length=317, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_./]*$")]
 _LabelValue = Annotated[str, Meta(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
 

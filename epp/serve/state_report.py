@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from epp.base.types import EndpointName
 from epp.observe.telemetry import picker_state as shown
-from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.picker import Picker
 from epp.sources.scraping.scraper import ScrapeAge, Scraper
 from epp.sources.sharing.service import SharingService
@@ -47,12 +46,50 @@ def status_of(
 def endpoints_of(
     picker: Picker, ages: Mapping[EndpointName, ScrapeAge], *, now: float
 ) -> tuple[shown.EndpointStatus, ...]:
-    ready = picker.fleet.ready()
-    left_out = picker.news.left_out(now=now)
-    return tuple(
-        _endpoint(state, picker, ages, ready=state in ready, left_out=left_out.get(state, ""), now=now)
-        for state in picker.fleet.states()
-    )
+    """Return what is known of each endpoint. ages: of the last scrapes."""
+    ready, sick = picker.fleet.ready(), picker.news.left_out(now=now)
+    stale_s = picker.policy.spec.scrape.stale_after_seconds
+    found = []
+    for state in picker.fleet.states():
+        endpoint = state.endpoint
+        name, rate, left_out = endpoint.name, state.tokens_per_s, sick.get(state, "")
+        mirror = picker.caches.table.mirrors[name]
+        metrics = state.fresh(now=now, stale_after_s=stale_s)
+        age, tokens = ages.get(name), picker.caches.token_estimate(state.model)
+        found.append(
+            shown.EndpointStatus(
+                name=name,
+                address=endpoint.address.text,
+                model=state.model,
+                pool=endpoint.pool,
+                adapters=tuple(sorted(state.loaded_adapters)),
+                ready=state in ready and not left_out,
+                failure_share=picker.fleet.failures.share(state, now=now),
+                left_out=left_out,
+                is_left_out=bool(left_out),
+                in_flight=state.in_flight,
+                peers_in_flight=state.peers_in_flight,
+                backlog_tokens=state.backlog.undone_tokens(now=now, rate=rate),
+                computed_tokens_per_s=state.computed_per_s if metrics else 0.0,
+                prefill_tokens_per_s=rate,
+                running=metrics.running if metrics else None,
+                waiting=metrics.waiting if metrics else None,
+                kv_usage=metrics.kv_usage if metrics else None,
+                prefix_queries_tokens=metrics.prefix_queries if metrics else None,
+                prefix_hits_tokens=metrics.prefix_hits if metrics else None,
+                predicted_tokens=state.predicted_tokens,
+                capacity_tokens=metrics.capacity_tokens if metrics else None,
+                bytes_per_token=tokens.bytes_per_token,
+                table_entries=mirror.entries,
+                table_bytes=mirror.used_bytes,
+                table_capacity_bytes=mirror.capacity_bytes,
+                table_evictions=mirror.evicted,
+                scrape_age_s=age.age_s if age else None,
+                scrape_ok=age is not None and age.age_s is not None and not age.error,
+                scrape_error=age.error if age else "",
+            )
+        )
+    return tuple(found)
 
 
 def _sharing(service: SharingService) -> shown.SharingStatus:
@@ -78,50 +115,3 @@ def dry_run_of(picker: Picker) -> dict[str, Any] | None:
     names = "picks", "agreed", "refused", "prompt_tokens", "cached_tokens", "more_cached_tokens", "more_s"
     counts = {name: getattr(tried, name) for name in names}
     return {"policy": policy.metadata.name, "rule": policy.spec.rule, **counts}
-
-
-def _endpoint(
-    state: EndpointState,
-    picker: Picker,
-    ages: Mapping[EndpointName, ScrapeAge],
-    *,
-    ready: bool,
-    left_out: str,
-    now: float,
-) -> shown.EndpointStatus:
-    endpoint = state.endpoint
-    name, rate = endpoint.name, state.tokens_per_s
-    mirror = picker.caches.table.mirrors[name]
-    metrics = state.fresh(now=now, stale_after_s=picker.policy.spec.scrape.stale_after_seconds)
-    age, tokens = ages.get(name), picker.caches.token_estimate(state.model)
-    return shown.EndpointStatus(
-        name=name,
-        address=endpoint.address.text,
-        model=state.model,
-        pool=endpoint.pool,
-        adapters=tuple(sorted(state.loaded_adapters)),
-        ready=ready and not left_out,
-        failure_share=picker.fleet.failures.share(state, now=now),
-        left_out=left_out,
-        is_left_out=bool(left_out),
-        in_flight=state.in_flight,
-        peers_in_flight=state.peers_in_flight,
-        backlog_tokens=state.backlog.undone_tokens(now=now, rate=rate),
-        computed_tokens_per_s=state.computed_per_s if metrics else 0.0,
-        prefill_tokens_per_s=rate,
-        running=metrics.running if metrics else None,
-        waiting=metrics.waiting if metrics else None,
-        kv_usage=metrics.kv_usage if metrics else None,
-        prefix_queries_tokens=metrics.prefix_queries if metrics else None,
-        prefix_hits_tokens=metrics.prefix_hits if metrics else None,
-        predicted_tokens=state.predicted_tokens,
-        capacity_tokens=metrics.capacity_tokens if metrics else None,
-        bytes_per_token=tokens.bytes_per_token,
-        table_entries=mirror.entries,
-        table_bytes=mirror.used_bytes,
-        table_capacity_bytes=mirror.capacity_bytes,
-        table_evictions=mirror.evicted,
-        scrape_age_s=age.age_s if age else None,
-        scrape_ok=age is not None and age.age_s is not None and not age.error,
-        scrape_error=age.error if age else "",
-    )

@@ -97,8 +97,8 @@ def _values(config: Config) -> dict[str, Any]:
         "error_replies": _error_replies(),
         "extra_http_filters": list(envoy.extra_http_filters),
         "header_timeout": _seconds(envoy.header_timeout_seconds),
-        "heap_refresh": "0.1s" if envoy.max_heap_bytes else None,
         "listen": _address(envoy.listen),
+        "max_heap_bytes": envoy.max_heap_bytes or 2**62,  # no memory has this size
         "max_message_timeout": _seconds(envoy.own_max_message_timeout_s),
         "message_timeout": _seconds(envoy.message_timeout_seconds),
         "request_timeout": _seconds(envoy.request_timeout_seconds),

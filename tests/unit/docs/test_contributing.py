@@ -50,8 +50,8 @@ METRIC: list[Edit] = [
     ),
     (
         "epp/serve/state_report.py",
-        "        in_flight=state.in_flight,\n",
-        "        in_flight=state.in_flight,\n        slots=7,\n",
+        "                in_flight=state.in_flight,\n",
+        "                in_flight=state.in_flight,\n                slots=7,\n",
     ),
 ]
 FIELD: list[Edit] = [
