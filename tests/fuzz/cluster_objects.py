@@ -76,7 +76,7 @@ class ClusterObjects:
 
     async def feed(self, data: bytes) -> bool:
         taken = False
-        for collection in (self._pods, self._policies, self._pools):
+        for collection in (self._pods, self._policies.claims, self._pools):
             for reader in (_Reader(page=data), _Reader(line=data)):
                 taken |= await _follow(reader, collection)
         # One way is enough for these: their pages and lines are read like those of the others.

@@ -97,7 +97,7 @@ class Cluster:
     def _followed(self) -> Iterator[tuple[Claims[Any], Callable[[], None]]]:
         """Yield the objects to follow, and what applies a change of them."""
         hooks = self._hooks
-        yield self._policies, self._dirty.set
+        yield self._policies.claims, self._dirty.set
         for objectives in self._objectives:
             yield objectives, lambda: hooks.objectives(llmd.merged(self._objectives))
         for rewrites in self._rewrites:

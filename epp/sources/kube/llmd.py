@@ -22,7 +22,7 @@ from epp.config.sections import LlmdGroup
 from epp.request.client_names import MAX_NAME_CHARS
 from epp.request.rewriting import Rewrite, Rewrites, RewriteTarget
 from epp.sources.kube.objects import ClaimStatus, ModelRewrite, Objective
-from epp.sources.kube.statuses import ACCEPTED, C, Claim, Claims, Wanted, condition
+from epp.sources.kube.statuses import ACCEPTED, C, Claim, Claims, Wanted, claims_at, condition, oldest_first
 
 _MOST: Final = 1024
 """Most objects of the picker's pools, rules of one object, and names and targets of one rule. Others are left
@@ -90,7 +90,9 @@ def _sets(
         return Usable(group, pool, *read(found)) if pool in pools else None
 
     return [
-        Claims(f"{what} of {g}", kind, f"/apis/{g}/v1alpha2/{path}", content=partial(content, g), most=_MOST)
+        claims_at(
+            f"{what} of {g}", kind, f"/apis/{g}/v1alpha2/{path}", content=partial(content, g), most=_MOST
+        )
         for g in GROUPS
         if g in groups
     ]
@@ -98,7 +100,7 @@ def _sets(
 
 def _in_order(newer_first: Sequence[Claims[C]]) -> list[Claim[C]]:
     """Return the objects of all groups in the order in which they count."""
-    return [claim for each in newer_first for claim in each.oldest_first()]
+    return [claim for each in newer_first for claim in oldest_first(each)]
 
 
 def merged(newer_first: Sequence[Objectives]) -> Mapping[str, int]:

@@ -30,7 +30,7 @@ from epp.sources.kube.objects import (
     PolicyObject,
     PolicyStatus,
 )
-from epp.sources.kube.statuses import ACCEPTED, Claim, Claims, Wanted, condition
+from epp.sources.kube.statuses import ACCEPTED, Claim, Claims, Wanted, claims_at, condition, oldest_first
 
 _PATIENCE_S: Final = 2.0
 """A policy for another picker gets a status from this one after this time, within 5 s with the looks. A
@@ -76,12 +76,12 @@ class ResolvedPolicies:
     statuses: Mapping[str, PolicyStatus]
 
 
-class PolicySet(Claims[Stated]):
+class PolicySet:
     """The policies of the namespace. Those for `pools` and for the picker's Service are judged."""
 
     def __init__(self, *, pools: Collection[str], service: str = "", namespace: str = "") -> None:
         path = PATH.format(namespace=namespace)
-        super().__init__("policies", PolicyObject, path, content=self._stated)
+        self.claims: Claims[Stated] = claims_at("policies", PolicyObject, path, content=self._stated)
         self._targets = {("InferencePool", pool) for pool in pools} | {("Service", service)}
         self._refused = "" if len(pools) == 1 else _only_the_picker(pools, service)
         """Why a policy for one pool is refused. Empty: it is not."""
@@ -90,7 +90,7 @@ class PolicySet(Claims[Stated]):
         """Judge all policies. The spec that routes from now on is remembered as accepted.
         existing: the pools that exist.
         """
-        claims = [each for each in self.oldest_first() if each.content.ours]
+        claims = [each for each in oldest_first(self.claims) if each.content.ours]
         # A policy that is refused for its target goes last, although its last accepted spec may route on.
         claims.sort(key=lambda each: bool(self._refused) and each.content.target.kind == "InferencePool")
         winner = next((each for each in claims if each.content.mode == "Enforce"), None)
@@ -108,7 +108,7 @@ class PolicySet(Claims[Stated]):
         """Yield the status of each policy. One for another picker gets a status only if no picker has judged
         its spec.
         """
-        for claim in self.found.values():
+        for claim in self.claims.found.values():
             if (status := outcome.statuses.get(claim.name)) is not None:
                 if status.last_accepted is None:
                     # What this version cannot read, a newer one wrote: it stays for the way forward.
@@ -118,8 +118,7 @@ class PolicySet(Claims[Stated]):
                 yield Wanted(claim, _nobodys(claim), after_s=_PATIENCE_S)
 
     def check_integrity(self) -> None:
-        super().check_integrity()
-        for each in self.found.values():
+        for each in self.claims.found.values():
             stated = each.content
             assert not stated.ours or (stated.policy is None) == bool(stated.fault), "valid, or with a fault"
             assert stated.last is None or stated.last.metadata.generation <= each.metadata.generation

@@ -68,37 +68,40 @@ def condition(kind: str, reason: str, message: str, *, generation: int) -> Condi
     return Condition(kind, str(reason == kind), reason, message[:_MESSAGE_CHARS], generation)
 
 
-class Claims(Collection[Any, Claim[C]]):
-    """The objects whose status the picker writes. A change of a status alone changes nothing that counts."""
+Claims: TypeAlias = Collection[Any, Claim[C]]
+"""The objects whose status the picker writes."""
 
-    def __init__(
-        self,
-        what: str,
-        kind: type[Any],
-        path: str,
-        *,
-        content: Callable[[Any, C | None], C | None],
-        most: int = sys.maxsize,
-    ) -> None:
-        """content: returns what counts of an object's spec, or None if the object is not for this picker. It
-        gets what counted of the object until now.
-        """
-        super().__init__(what, kind, path, read=self._claim, most=most)
-        self._content = content
 
-    def oldest_first(self) -> list[Claim[C]]:
-        """Return the objects by age. Objects of the same second go by name, so that all replicas agree."""
-        return sorted(self.found.values(), key=lambda each: (each.metadata.creation_timestamp, each.name))
+def claims_at(
+    what: str,
+    kind: type[Any],
+    path: str,
+    *,
+    content: Callable[[Any, C | None], C | None],
+    most: int = sys.maxsize,
+) -> Claims[C]:
+    """Return the objects at this path. A change of a status alone changes nothing that counts.
 
-    def _claim(self, found: Any, known: Claim[C] | None) -> Claim[C] | None:
+    content: returns what counts of an object's spec, or None if the object is not for this picker. It gets
+    what counted of the object until now.
+    """
+
+    def read(found: Any, known: Claim[C] | None) -> Claim[C] | None:
         seen = found.metadata
         if known is not None and known.metadata.uid != seen.uid:
             known = None  # another object of the same name
         if known is not None and known.metadata.generation == seen.generation:
             known.metadata, known.status = seen, found.status
             return known
-        content = self._content(found, known.content if known is not None else None)
-        return Claim(f"{self.path}/{seen.name}", seen, found.status, content) if content is not None else None
+        counts = content(found, known.content if known is not None else None)
+        return Claim(f"{path}/{seen.name}", seen, found.status, counts) if counts is not None else None
+
+    return Collection(what, kind, path, read=read, most=most)
+
+
+def oldest_first(claims: Claims[C]) -> list[Claim[C]]:
+    """Return the objects by age. Objects of the same second go by name, so that all replicas agree."""
+    return sorted(claims.found.values(), key=lambda each: (each.metadata.creation_timestamp, each.name))
 
 
 class StatusWriter:
@@ -117,7 +120,7 @@ class StatusWriter:
         due: list[tuple[float, Wanted, Status]] = []
         for each in wanted:
             uid, status = each.claim.metadata.uid, _complete(each, time_text=time_text)
-            if _written_back(status) == _written_back(each.claim.status):
+            if status == each.claim.status:
                 continue
             before, at = self._turns.get(uid, (None, 0.0))
             if before != each.status:
@@ -153,13 +156,6 @@ def _complete(each: Wanted, *, time_text: str) -> Status:
     }
     others = [fresh.pop(one.type, one) for one in before.conditions]
     return replace(each.status, conditions=(*others, *fresh.values()))
-
-
-def _written_back(status: Status) -> Status:
-    """Return the status without the fields that the CRD of an older release drops; otherwise it would be
-    written for ever. These fields change only with the generation.
-    """
-    return replace(status, rule=None, mode=None) if isinstance(status, PolicyStatus) else status
 
 
 def _patch(each: Wanted, status: Status) -> Mapping[str, Any]:

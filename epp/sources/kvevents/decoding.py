@@ -21,10 +21,10 @@ import pickle
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, NewType, get_args
+from typing import Annotated, Any, Final, Literal, NewType, get_args
 
 import xxhash
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Raw, Struct, defstruct
 from msgspec.msgpack import Decoder
 
 BlockName = NewType("BlockName", int)
@@ -173,10 +173,6 @@ class _Head(Struct):
     type: str
 
 
-class _ArrayHead(_Head, array_like=True):
-    pass
-
-
 class _Stored(Struct):
     """The fields in the order of the array form."""
 
@@ -193,10 +189,6 @@ class _Stored(Struct):
     kv_cache_spec_kind: str | None = None
 
 
-class _StoredArray(_Stored, array_like=True):
-    pass
-
-
 class _Removed(Struct):
     type: str
     block_hashes: _Names
@@ -204,15 +196,15 @@ class _Removed(Struct):
     group_idx: int | None = None
 
 
-class _RemovedArray(_Removed, array_like=True):
-    pass
+def _decoders(kind: type[Struct]) -> tuple[Decoder[Any], Decoder[Any]]:
+    """Return decoders for an array and for a map."""
+    return Decoder(defstruct(f"{kind.__name__}Array", (), bases=(kind,), array_like=True)), Decoder(kind)
 
 
 _BATCH: Final = Decoder(_Batch)
-_HEAD: Final = Decoder(_ArrayHead), Decoder(_Head)
-_STORED: Final = Decoder(_StoredArray), Decoder(_Stored)
-_REMOVED: Final = Decoder(_RemovedArray), Decoder(_Removed)
-"""Decoders for an array and for a map."""
+_HEAD: Final = _decoders(_Head)
+_STORED: Final = _decoders(_Stored)
+_REMOVED: Final = _decoders(_Removed)
 
 
 def decode(payload: bytes) -> list[Event] | None:

@@ -235,10 +235,10 @@ def test_a_repeated_name_in_one_object_is_no_conflict() -> None:
 def test_a_change_of_status_alone_is_not_a_change_of_the_rules() -> None:
     found = rewrites_of(rewrite("a", rule("gpt")))
     assert not found.put(rewrite("a", rule("gpt"), version="2", conditions=(Condition("Accepted", "True"),)))
-    assert found.oldest_first()[0].metadata.resource_version == "2"
+    assert found.found["a"].metadata.resource_version == "2"
     assert found.put(rewrite("a", rule("other"), generation=2, version="3"))
     assert found.put(rewrite("a", rule("other"), generation=3, version="4", pool="another"))
-    assert found.oldest_first() == []
+    assert found.found == {}
 
 
 def objective(name: str, priority: object, *, pool: str = "vllm", generation: int = 1) -> Objective:

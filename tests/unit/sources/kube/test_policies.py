@@ -18,7 +18,7 @@ class JudgedPolicies:
     def __init__(self, *objects: PolicyObject, pools: Sequence[str] = ("vllm",)) -> None:
         self.pools = pools
         self.set = PolicySet(pools=pools, service="picker")
-        self.set.replace(objects)
+        self.set.claims.replace(objects)
         self.outcome = self.judge()
 
     def judge(self, *, existing: Sequence[str] | None = None) -> ResolvedPolicies:
@@ -28,11 +28,11 @@ class JudgedPolicies:
         return self.outcome
 
     def put(self, found: PolicyObject) -> ResolvedPolicies:
-        self.set.put(found)
+        self.set.claims.put(found)
         return self.judge()
 
     def remove(self, found: PolicyObject) -> ResolvedPolicies:
-        self.set.remove(found)
+        self.set.claims.remove(found)
         return self.judge()
 
     @property
@@ -199,14 +199,14 @@ def test_without_the_pool_a_policy_has_no_target() -> None:
 
 def test_a_change_of_status_alone_is_not_a_change_of_the_policy() -> None:
     policies = JudgedPolicies(policy("p"))
-    assert not policies.set.put(policy("p", status={"observedGeneration": 1}))
-    (seen,) = policies.set.oldest_first()
+    assert not policies.set.claims.put(policy("p", status={"observedGeneration": 1}))
+    (seen,) = policies.set.claims.found.values()
     assert seen.status.observed_generation == 1
 
 
 def test_a_policy_that_a_new_list_lacks_is_removed() -> None:
     policies = JudgedPolicies(policy("p"), policy("q"))
-    assert policies.set.replace([policy("q")])
+    assert policies.set.claims.replace([policy("q")])
     assert policies.judge().acting.metadata.name == "q"
 
 

@@ -45,7 +45,7 @@ class Replica:
         self.policies = PolicySet(pools=["vllm"])
         self._rewrites = [rewrites] if rewrites is not None else []
         self._writer = StatusWriter(server)
-        self.policies.replace(found)
+        self.policies.claims.replace(found)
 
     async def look(self, *times: float, time_text: str = "T") -> Policy:
         """Judge and write at these times. Return the policy that routes."""
@@ -86,7 +86,7 @@ async def test_another_result_is_written_at_the_next_look() -> None:
     server = StatusServer()
     replica = Replica(server, policy("a"))
     await replica.look(1.0)
-    replica.policies.put(policy("a", generation=2, sessionHeader="host"))
+    replica.policies.claims.put(policy("a", generation=2, sessionHeader="host"))
     await replica.look(2.0)
     assert [body["status"]["conditions"][0]["reason"] for _, body in server.wrote] == ["Accepted", "Invalid"]
 
@@ -166,7 +166,7 @@ class Merging(Api):
         """Change the object, and let the replica look for some seconds. Return the status after that."""
         self.policy = policy
         for _ in range(12):
-            self._replica.policies.put(as_read(self.policy))
+            self._replica.policies.claims.put(as_read(self.policy))
             self._now += 1.0
             await self._replica.look(self._now, time_text=time_text)
         status: Json = self.policy["status"]
@@ -181,7 +181,9 @@ async def following(policy: Json) -> tuple[Merging, Json]:
 def as_read(policy: Json) -> PolicyObject:
     """Return the object as the reflector reads it."""
     access: Any = Access(None, "n", lambda *_: None, None, Random(1), None)  # type: ignore[arg-type]
-    reflector: Reflector[PolicyObject] = Reflector(access, PolicySet(pools=["vllm"]), on_change=lambda: None)
+    reflector: Reflector[PolicyObject] = Reflector(
+        access, PolicySet(pools=["vllm"]).claims, on_change=lambda: None
+    )
     found = reflector.read(msgspec.Raw(json.dumps(policy).encode()))
     assert found is not None
     return found
