@@ -13,7 +13,6 @@ import re
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import fields
-from functools import partial
 from importlib import resources
 from typing import Final
 from urllib.parse import quote
@@ -75,12 +74,6 @@ class AdminServer:
         self._files = {name: (folder / name).read_bytes() for name in _FILES}
         self._hosts = hosts
         self._policy = policy
-        self._runner: web.AppRunner | None = None
-        self._acceptor: Acceptor | None = None
-
-    async def start(self) -> Address:
-        """Listen. Returns the address. OSError: the address cannot be used."""
-        assert self._runner is None, "already started"
         application = web.Application(middlewares=[self._guarded])
         application.add_routes(
             [
@@ -98,28 +91,28 @@ class AdminServer:
                 web.get("/policy", self._policy_in_use),
             ]
         )
+        self._runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        self._acceptor = Acceptor(self._welcome, most_arriving=_MAX_CONNECTIONS)
+
+    async def start(self) -> Address:
+        """Listen. Returns the address. OSError: the address cannot be used."""
+        await self._runner.setup()
         host = self._address.host
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server(
             (host, self._address.port), family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::"
         )
-        runner = self._runner = web.AppRunner(
-            application, access_log=None, handle_signals=False, shutdown_timeout=1.0
-        )
-        await runner.setup()
-        assert runner.server is not None
-        welcome = partial(serve_briefly, runner.server, lifetime_s=_LIFETIME_S)
-        self._acceptor = Acceptor(welcome, most_arriving=_MAX_CONNECTIONS)
         self._acceptor.start(listener)
         host, port, *_ = listener.getsockname()
         return Address(host=host, port=port)
 
     async def stop(self) -> None:
-        if self._acceptor is not None:
-            await self._acceptor.stop()
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        await self._acceptor.stop()
+        await self._runner.cleanup()
+
+    async def _welcome(self, sock: socket.socket) -> None:
+        assert self._runner.server is not None, "set up at the start"
+        await serve_briefly(self._runner.server, sock, lifetime_s=_LIFETIME_S)
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: _Handler) -> web.StreamResponse:

@@ -45,22 +45,18 @@ def replay(
     began = time.monotonic()
     try:
         trace = read(recordings).changed(load=load, servers=servers)
-        columns = _columns(trace, _candidates(trace, policies, rules), load=load)
+        candidates = _candidates(trace, policies, rules)
+        print(_about(trace, load=load), flush=True)
+        for remark in _remarks(trace, candidates.values()):
+            print(f"note: {remark}", flush=True)
+        columns = {RECORDED: trace.recorded} if trace.recorded is not None else {}
+        columns |= _run_all(trace, candidates)
         print(f"\n{table(columns)}\n")
         if json_file is not None:
             json_file.write_bytes(msgspec.json.format(msgspec.json.encode(columns), indent=2) + b"\n")
         print(f"{time.monotonic() - began:.1f} s", flush=True)
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}; {to_do(error)}") from error
-
-
-def _columns(trace: Trace, candidates: Mapping[str, Policy], *, load: float) -> dict[str, Figures]:
-    """Return the figures by name: the recorded ones, and those of each policy."""
-    print(_about(trace, load=load), flush=True)
-    for remark in _remarks(trace, candidates.values()):
-        print(f"note: {remark}", flush=True)
-    columns = _run_all(trace, candidates)
-    return columns if trace.recorded is None else {RECORDED: trace.recorded, **columns}
 
 
 def _run_all(trace: Trace, candidates: Mapping[str, Policy]) -> dict[str, Figures]:

@@ -47,12 +47,7 @@ class PickerRouter:
     def set_servers(self, names: Sequence[str], *, restarted: str, now: float) -> None:
         if restarted:
             self._incarnations[restarted] = self._incarnations.get(restarted, 0) + 1
-        endpoints = self._endpoints_of(names)
-        for picker in self.pickers:
-            picker.news.set_endpoints(endpoints, now=now)
-
-    def _endpoints_of(self, names: Sequence[str]) -> list[Endpoint]:
-        return [
+        endpoints = [
             Endpoint(
                 name=EndpointName(name),
                 address=self._address(name),
@@ -62,6 +57,8 @@ class PickerRouter:
             )
             for name in names
         ]
+        for picker in self.pickers:
+            picker.news.set_endpoints(endpoints, now=now)
 
     def _address(self, name: str) -> Address:
         place = self._places.setdefault(name, len(self._places))
@@ -95,18 +92,8 @@ class PickerRouter:
     def _begun(self, request: SimRequest, pick: Pick, picker: Picker, *, now: float) -> str:
         picker.housekeep(now=now)
         self._open[request.request_id] = _OpenCall(picker, pick, request)
-        if pick.decision.prefill is None:
-            self.answered(request.request_id, now=now)
+        picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
         return pick.decision.chosen
-
-    def answered(self, request_id: int, *, now: float) -> None:
-        """Called when the headers of the answer come: at once, unless another server computes the prompt
-        first.
-        """
-        opened = self._open[request_id]
-        opened.picker.on_response_headers(
-            opened.pick, status=200, served=opened.pick.destinations[0], now=now
-        )
 
     def first_token(self, request_id: int, *, now: float) -> None:
         self._open[request_id].first_token_s = now
