@@ -142,8 +142,6 @@ class Tap:
         self._most_bytes = most_bytes
         self.on = False
         self._asked_at = 0.0
-        self._key = b""
-        """Of the hashes of tenants: the picker's secret, so that nobody can guess names."""
         self._lines: deque[bytes] = deque()
         self._lines_bytes = 0
         self._following = 1
@@ -155,7 +153,6 @@ class Tap:
         self._asked_at = self._clock()
         if not self.on:
             self.on = True
-            self._key = self._picker.caches.secret.key
             self._picker.subscribe(self.on_event)
             self._picker.add_recorders(1)
         first = self._following - len(self._lines)
@@ -174,7 +171,8 @@ class Tap:
         if self._clock() - self._asked_at > GONE_AFTER_S:
             self._end()
             return
-        line = encode(line_of(event.request, unix_now_s=time.time(), key=self._key))
+        key = self._picker.caches.secret.key
+        line = encode(line_of(event.request, unix_now_s=time.time(), key=key))
         self._lines.append(line)
         self._following += 1
         self._lines_bytes += len(line)
@@ -190,7 +188,9 @@ class Tap:
 
 
 def line_of(request: Pick, *, unix_now_s: float, key: bytes) -> RecordedRequest:
-    """Return what a recording keeps of a request. key: of the hashes of tenants' names; at most 64 bytes."""
+    """Return what a recording keeps of a request. key: of the hashes of tenants' names, at most 64
+    bytes: the picker's secret, so that nobody can guess names.
+    """
     decision = request.decision
     return RecordedRequest(
         at_unix_s=decision.at_unix_s,

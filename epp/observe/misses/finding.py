@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from epp.base.types import ChunkHash, EndpointName
-from epp.config.policy import Chunks, PolicySpec
 from epp.observe.misses import accounts as causes
 from epp.observe.misses.accounts import Accounts, Bucket, Cause
 from epp.picker.events import Pick, PickerEvent, Proved
@@ -36,6 +35,7 @@ _PORTIONS: Final = 8
 _MOST_SERVERS: Final = 10
 """Most servers that are named for each cause."""
 _PERCENT_DIGITS: Final = 4
+_USUAL_BLOCK_TOKENS: Final = 16
 
 
 class SentPrompt(NamedTuple):
@@ -156,7 +156,8 @@ class Misses:
         best = max(decision.candidates.best_cached_tokens, decision.matched_tokens)
         held_elsewhere = best - decision.matched_tokens
         if held_elsewhere > 0:
-            low = best < _least_gain(self._picker.policy.spec, decision.prompt_tokens)
+            gain = self._picker.policy.spec.gain
+            low = best < max(gain.min_match_tokens, gain.min_match_ratio * decision.prompt_tokens)
             holder = next((c.name for c in decision.candidates if c.matched_tokens == best), None)
             bucket.miss(causes.LOW_GAIN if low else causes.ELSEWHERE, held_elsewhere, server=holder)
         if guess.table is self._picker.caches.table:
@@ -171,7 +172,10 @@ class Misses:
         """Find the cause for each chunk that no candidate held. The remaining tokens are ends of prompts."""
         decision, chain, table = request.decision, request.chain, request.guess.table
         tokens_per_byte = decision.prompt_tokens / max(1, request.prompt.size.text_bytes)
-        first = _chunks_of(best, tokens_per_byte, table.schedule, block=_block_tokens(request))
+        metrics = request.state.metrics
+        block = (metrics.block_size if metrics is not None else None) or _USUAL_BLOCK_TOKENS
+        # cached tokens are rounded down to blocks
+        first = chunks_in(table.schedule, int((best + block) / tokens_per_byte)) if best else 0
         unknown = chain[first:]
         whole = table.size_bytes(first, len(chain)) * tokens_per_byte if unknown else 0.0
         bucket.miss(causes.TAIL, decision.prompt_tokens - best - whole)
@@ -246,20 +250,6 @@ class Misses:
 
 def _steps(request: Pick) -> int:
     return _REQUEST_STEPS + len(request.chain)
-
-
-def _least_gain(spec: PolicySpec, prompt_tokens: int) -> float:
-    return max(spec.gain.min_match_tokens, spec.gain.min_match_ratio * prompt_tokens)
-
-
-def _block_tokens(request: Pick) -> int:
-    metrics = request.state.metrics
-    return (metrics.block_size if metrics is not None else None) or 16
-
-
-def _chunks_of(tokens: int, tokens_per_byte: float, schedule: Chunks, *, block: int) -> int:
-    """Return the number of chunks that gave this many cached tokens. Tokens are rounded down to blocks."""
-    return chunks_in(schedule, int((tokens + block) / tokens_per_byte)) if tokens else 0
 
 
 def _shown(sums: Mapping[str, int]) -> dict[str, Any]:
