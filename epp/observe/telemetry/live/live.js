@@ -6,46 +6,38 @@ const MOST_ROWS = 100;
 const PARTS = ["backlog", "prefill", "stall", "lora", "failing"];
 const byId = (id) => document.getElementById(id);
 
-function el(tag, props = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(props)) {
-    if (name === "class") made.className = value;
-    else if (name.includes("-") || name === "role" || name === "scope") made.setAttribute(name, value);
-    else made[name] = value;
-  }
+function filled(made, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
   made.append(...children.filter((child) => child !== null));
   return made;
 }
 
-function shape(tag, attributes, ...children) {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
-}
+const el = (tag, attributes, ...children) => filled(document.createElement(tag), attributes, children);
+const shape = (tag, attributes, ...children) => filled(document.createElementNS(SVG, tag), attributes, children);
 
 const percent = (value) => (value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`);
 const whole = (value) => Math.round(value).toLocaleString("en");
 const clock = (unix) => new Date(1000 * unix).toLocaleTimeString("en-GB");
 const seconds = (value) => (value >= 10 ? `${whole(value)} s` : value >= 1 ? `${value.toFixed(1)} s` : `${Math.round(1000 * value)} ms`);
 
-function bar(share, label, second = null) {
+function bars(width, ...shares) {
+  const height = shares.length > 1 ? 10 : 8;
+  return shape("svg", { class: "bar", width, height, "aria-hidden": "true" }, shape("rect", { class: "track", width: "100%", height, rx: 2 }),
+    ...shares.map((share, n) => shape("rect", { class: n === shares.length - 1 ? "fill" : "fill2", width: `${100 * Math.min(1, share || 0)}%`,
+      y: (n * height) / shares.length, height: height / shares.length, rx: 2 })));
+}
+
+function meter(label, share, second = null) {
   if (share === null && second === null) return el("span", { class: "soft" }, "–");
-  const height = second === null ? 8 : 10;
-  const svg = shape("svg", { class: "bar", width: 80, height, "aria-hidden": "true" }, shape("rect", { class: "track", width: 80, height, rx: 2 }));
-  const each = second === null ? height : height / 2;
-  svg.append(shape("rect", { class: second === null ? "fill" : "fill2", width: 80 * Math.min(1, share || 0), height: each, rx: 2 }));
-  if (second !== null) svg.append(shape("rect", { class: "fill", y: each, width: 80 * Math.min(1, second), height: each, rx: 2 }));
-  return el("span", { class: "meter" }, svg, label);
+  return el("span", { class: "meter" }, second === null ? bars(80, share) : bars(80, share, second), label);
 }
 
 function spark(values) {
   if (values.length < 2) return el("span", { class: "soft" }, "–");
-  const top = Math.max(...values, 0.1);
-  const points = values.map((v, n) => `${((100 * n) / (values.length - 1)).toFixed(1)},${(18 - (16 * v) / top).toFixed(1)}`).join(" ");
-  const svg = shape("svg", { class: "spark", width: 100, height: 20, role: "img" }, shape("polyline", { points }));
-  svg.setAttribute("aria-label", `backlog of the last minutes, at most ${seconds(Math.max(...values))}`);
-  return svg;
+  const top = Math.max(...values);
+  const points = values.map((v, n) => `${((100 * n) / (values.length - 1)).toFixed(1)},${(18 - (16 * v) / Math.max(top, 0.1)).toFixed(1)}`).join(" ");
+  const label = `backlog of the last minutes, at most ${seconds(top)}`;
+  return shape("svg", { class: "spark", width: 100, height: 20, role: "img", "aria-label": label }, shape("polyline", { points }));
 }
 
 let state = null;
@@ -88,9 +80,9 @@ function endpoints(rows) {
     el("td", { class: "n" }, row.waiting ? `${row.load} (${row.waiting} wait)` : `${row.load}`),
     el("td", { class: "n" }, seconds(row.backlog_s)),
     el("td", {}, spark(row.spark)),
-    el("td", {}, bar(row.kv, percent(row.kv))),
-    el("td", {}, bar(row.mirror, percent(row.mirror))),
-    el("td", {}, bar(row.predicted, `${percent(row.predicted)}, ${percent(row.actual)}`, row.actual)))));
+    el("td", {}, meter(percent(row.kv), row.kv)),
+    el("td", {}, meter(percent(row.mirror), row.mirror)),
+    el("td", {}, meter(`${percent(row.predicted)}, ${percent(row.actual)}`, row.predicted, row.actual)))));
 }
 
 function explain(account) {
@@ -99,8 +91,7 @@ function explain(account) {
   const causes = (account.causes || []).filter((cause) => cause.share_of_missed >= 0.005);
   byId("explain").replaceChildren(...causes.map((cause) => el("div", { class: "cause" },
     el("div", { class: "title" }, el("b", {}, cause.title), el("span", {}, percent(cause.share_of_missed))),
-    shape("svg", { class: "bar", width: "100%", height: 8, "aria-hidden": "true" }, shape("rect", { class: "track", width: "100%", height: 8, rx: 2 }),
-      shape("rect", { class: "fill", width: `${100 * cause.share_of_missed}%`, height: 8, rx: 2 })),
+    bars("100%", cause.share_of_missed),
     cause.servers.length ? el("p", { class: "soft" }, cause.servers.slice(0, 3).map((s) => `${s.name}${s.full === null ? "" : ` (${percent(s.full)} full)`}`).join(", ")) : null,
     el("p", { class: "soft" }, cause.advice))));
 }
@@ -119,7 +110,7 @@ function dryRun(found) {
   const moved = found.requests.filter((request) => request.dry_run && !request.dry_run.agrees);
   byId("dry").replaceChildren(
     el("p", {}, el("b", {}, tried.policy), ` (${tried.rule}) agrees with ${whole(tried.agreed)} of ${whole(tried.picks)} picks, ${percent(tried.picks ? tried.agreed / tried.picks : null)}`),
-    bar(tried.picks ? tried.agreed / tried.picks : 0, ""),
+    meter("", tried.picks ? tried.agreed / tried.picks : 0),
     el("p", {}, wouldChange(tried)),
     el("p", {}, moved.length ? `Of the requests below it would have sent ${moved.length} elsewhere:` : "It would have sent none of the requests below elsewhere."),
     el("ul", {}, ...moved.slice(0, 5).map((request) => el("li", {}, `${request.request_id.slice(0, 12)}: ${request.served_by || request.chosen} → ${request.dry_run.chosen || "(refuse)"}`
