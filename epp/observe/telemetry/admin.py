@@ -12,7 +12,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from importlib import resources
 from typing import Final
 from urllib.parse import quote
@@ -49,31 +49,22 @@ _CONTENT_SECURITY_POLICY: Final = (
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+@dataclass(kw_only=True, eq=False)
 class AdminServer:
-    """Serves on `address`. Port 0 takes a free port. `not_ready` says why the picker is not ready. Empty: the
-    picker is ready.
-    """
+    """Serves on `address`. Port 0 takes a free port."""
 
-    def __init__(
-        self,
-        *,
-        address: Address,
-        metrics: Metrics,
-        board: Board,
-        not_ready: Callable[[], str],
-        recording: Callable[[int | None], tuple[bytes, int, int]],
-        hosts: tuple[str, ...],
-        policy: Callable[[], Policy],
-    ) -> None:
-        self._address = address
-        self._metrics = metrics
-        self._board = board
-        self._not_ready = not_ready
-        self._recording = recording
+    address: Address
+    metrics: Metrics
+    board: Board
+    not_ready: Callable[[], str]
+    """Says why the picker is not ready. Empty: it is."""
+    recording: Callable[[int | None], tuple[bytes, int, int]]
+    hosts: tuple[str, ...]
+    policy: Callable[[], Policy]
+
+    def __post_init__(self) -> None:
         folder = resources.files("epp.observe.telemetry") / "live"
         self._files = {name: (folder / name).read_bytes() for name in _FILES}
-        self._hosts = hosts
-        self._policy = policy
         application = web.Application(middlewares=[self._guarded])
         application.add_routes(
             [
@@ -97,10 +88,10 @@ class AdminServer:
     async def start(self) -> Address:
         """Listen. Returns the address. OSError: the address cannot be used."""
         await self._runner.setup()
-        host = self._address.host
+        host = self.address.host
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server(
-            (host, self._address.port), family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::"
+            (host, self.address.port), family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::"
         )
         self._acceptor.start(listener)
         host, port, *_ = listener.getsockname()
@@ -120,7 +111,7 @@ class AdminServer:
         idle connection would take a place.
         """
         try:
-            if not _is_known(request.headers.get("Host", ""), names=self._hosts):
+            if not _is_known(request.headers.get("Host", ""), names=self.hosts):
                 raise web.HTTPMisdirectedRequest(
                     text="ask by an IP address, as localhost, or by a name in admin.hosts"
                 )
@@ -146,13 +137,13 @@ class AdminServer:
         )
 
     async def _live(self, _: web.Request) -> web.Response:
-        answer = _answer(self._board.packed())
+        answer = _answer(self.board.packed())
         answer.headers["Content-Encoding"] = "gzip"
         return answer
 
     async def _prometheus(self, _: web.Request) -> web.Response:
         pieces = []
-        for piece in self._metrics.pieces():
+        for piece in self.metrics.pieces():
             pieces.append(piece)
             await asyncio.sleep(0)
         return web.Response(
@@ -163,14 +154,14 @@ class AdminServer:
         return _json({"status": "ok"})
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        reason = self._not_ready()
+        reason = self.not_ready()
         if reason:
             return _json({"status": "not ready", "reason": reason}, status=503)
         return _json({"status": "ready"})
 
     async def _recent(self, request: web.Request) -> web.Response:
         limit = _whole(request.query, "limit", usual=_SHOWN, most=_MAX_SHOWN)
-        records = self._board.decisions.last(limit, endpoint=request.query.get("endpoint", ""))
+        records = self.board.decisions.last(limit, endpoint=request.query.get("endpoint", ""))
         shown = []
         for n, record in enumerate(records, 1):
             shown.append(encode(as_json(record)))
@@ -183,30 +174,30 @@ class AdminServer:
         if "text/html" in request.headers.get("Accept", ""):  # a browser: the live page shows the decision
             place = f"{'../' * (1 + request_id.count('/'))}#{quote(request_id, safe='')}"
             return web.Response(status=302, headers={"Location": place, "Cache-Control": "no-store"})
-        record = self._board.decisions.get(request_id)
+        record = self.board.decisions.get(request_id)
         if record is None:
-            kept = len(self._board.decisions)
+            kept = len(self.board.decisions)
             raise web.HTTPNotFound(text=f"no decision of that request id among the last {kept}")
         return _json(as_json(record))
 
     async def _endpoints(self, _: web.Request) -> web.Response:
-        status = self._board.state()
+        status = self.board.state()
         names = [each.name for each in fields(status) if each.name != "policy_info"]
         return _json({name: getattr(status, name) for name in names})
 
     async def _explained(self, request: web.Request) -> web.Response:
         window_s = _whole(request.query, "window", usual=_WINDOW_S, most=_MOST_WINDOW_S)
-        return _json(self._board.explain(float(window_s)))
+        return _json(self.board.explain(float(window_s)))
 
     async def _recorded(self, request: web.Request) -> web.Response:
         """Return the requests from a number on, for `epp record`."""
         since = _whole(request.query, "since", usual=1, most=10**9) if "since" in request.query else None
-        lines, left_out, following = self._recording(since)
+        lines, left_out, following = self.recording(since)
         headers = {"Left-Out": str(left_out), "Next": str(following)}
         return web.Response(body=lines, content_type="application/x-ndjson", headers=headers)
 
     async def _policy_in_use(self, _: web.Request) -> web.Response:
-        return _json(msgspec.to_builtins(self._policy()))
+        return _json(msgspec.to_builtins(self.policy()))
 
 
 def _is_known(host: str, *, names: tuple[str, ...]) -> bool:

@@ -9,7 +9,7 @@ import gzip
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Final
 
@@ -40,30 +40,21 @@ _Counters = tuple[float, float, float, float]
 """The backlog in seconds, and the tokens that were looked up, found and predicted so far."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Board:
     """`state`, `decisions` and `explain` are for the other pages too."""
 
-    def __init__(
-        self,
-        *,
-        state: StatusSource,
-        decisions: DecisionRing,
-        explain: Callable[[float], dict[str, Any]],
-        dry_run: Callable[[], dict[str, Any] | None],
-        problems: Callable[[], list[str]] = list,
-        clock: Callable[[], float] = time.monotonic,
-        unix_clock: Callable[[], float] = time.time,
-    ) -> None:
-        """unix_clock: the time of the decisions, which does not follow when the machine's clock is set."""
-        self.state = state
-        self.decisions = decisions
-        self.explain = explain
-        self._dry_run = dry_run
-        self._problems = problems
-        self._clock, self._unix_clock = clock, unix_clock
-        self._history: deque[dict[str, _Counters]] = deque(maxlen=_SAMPLES)
-        self._packed: tuple[float, bytes] | None = None
-        """The page, and until when it is fresh."""
+    state: StatusSource
+    decisions: DecisionRing
+    explain: Callable[[float], dict[str, Any]]
+    dry_run: Callable[[], dict[str, Any] | None]
+    problems: Callable[[], list[str]] = list
+    clock: Callable[[], float] = time.monotonic
+    unix_clock: Callable[[], float] = time.time
+    """The time of the decisions, which does not follow when the machine's clock is set."""
+    _history: deque[dict[str, _Counters]] = field(init=False, default_factory=lambda: deque(maxlen=_SAMPLES))
+    _packed: tuple[float, bytes] | None = field(init=False, default=None)
+    """The page, and until when it is fresh."""
 
     async def run(self) -> None:
         while True:
@@ -75,7 +66,7 @@ class Board:
 
     def packed(self) -> bytes:
         """Return the content of the page, gzipped. Made once for all browsers within some seconds."""
-        now = self._clock()
+        now = self.clock()
         if self._packed is None or now >= self._packed[0]:
             own = self.own()
             self._packed = now + own["refresh_s"], gzip.compress(_ENCODER.encode(own), 1, mtime=0)
@@ -87,14 +78,14 @@ class Board:
         return {
             "policy": status.policy,
             "rule": status.rule,
-            "problems": [printable(each) for each in (*_problems(status), *self._problems())],
-            "recent": _recent(self.decisions, now_unix_s=self._unix_clock()),
+            "problems": [printable(each) for each in (*_problems(status), *self.problems())],
+            "recent": _recent(self.decisions, now_unix_s=self.unix_clock()),
             "table_entries": status.table_entries,
             "refresh_s": _FRESH_S if len(status.endpoints) <= _SMALL_FLEET else _FRESH_LARGE_S,
             "endpoints": [self._row(e, oldest.get(e.name)) for e in status.endpoints],
             "queue": [_queue(flow) for flow in status.flow],
             "requests": [facts(record) for record in self.decisions.last(_SHOWN_DECISIONS)],
-            "dry_run": self._dry_run(),
+            "dry_run": self.dry_run(),
             "explain": self.explain(_WINDOW_S),
         }
 

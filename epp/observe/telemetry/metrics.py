@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from itertools import chain
 
 from prometheus_client import ProcessCollector, generate_latest
@@ -29,7 +30,6 @@ from epp.picker.events import (
     Ended,
     Pick,
     PickerEvent,
-    PrefillJob,
     ProtocolFault,
     Proved,
     Refused,
@@ -62,8 +62,10 @@ class Metrics:
     def on_event(self, event: PickerEvent) -> None:
         if isinstance(event, Began):
             self._began(event)
-        elif isinstance(event, Proved):
-            self._proved(event.work)
+        elif isinstance(event, Proved) and isinstance(event.work, Pick):
+            # a prompt counts only if its server has computed it
+            self._requests.prompt_tokens += event.work.decision.prompt_tokens
+            self._requests.matched_tokens += event.work.decision.matched_tokens
         elif isinstance(event, Answered):
             self._answered(event.request.decision, mismatch=event.mismatch)
         elif isinstance(event, Ended):
@@ -91,12 +93,6 @@ class Metrics:
         if decision.dry_run is not None:
             counts.dry_run[decision.dry_run.policy, str(decision.dry_run.agrees).lower()] += 1
         self._decisions.append(decision)
-
-    def _proved(self, work: Pick | PrefillJob) -> None:
-        """Count the tokens of a prompt only if its server has computed it."""
-        if isinstance(work, Pick):
-            self._requests.prompt_tokens += work.decision.prompt_tokens
-            self._requests.matched_tokens += work.decision.matched_tokens
 
     def _answered(self, decision: Decision, *, mismatch: bool) -> None:
         server = self._servers[decision.served_by]
@@ -158,12 +154,12 @@ class Metrics:
             yield generate_latest(_Only(family))
 
 
+@dataclass(frozen=True)
 class _Only(Collector):
-    def __init__(self, family: Metric) -> None:
-        self._family = family
+    family: Metric
 
     def collect(self) -> list[Metric]:
-        return [self._family]
+        return [self.family]
 
 
 def _class_of(status: int | None) -> str:
