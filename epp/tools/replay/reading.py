@@ -35,7 +35,7 @@ from model_server.sim.request import SimRequest
 
 _MOST_CAPACITY_TOKENS: Final = 2**26
 """Largest cache of a simulated server, which makes an object for each block."""
-_LONGEST_S: Final = 7 * 86_400
+_MOST_DAYS: Final = 7
 """Longest time from the first request to the last, since the simulation runs through all of it."""
 _MASK: Final = (1 << 64) - 1
 _ASSUMED_TPOT_S: Final = 0.02
@@ -112,7 +112,11 @@ def _trace_of(lines: _Lines) -> Trace:
     models = Counter(asked.base_model for asked, _ in lines.asked)
     model, count = models.most_common(1)[0]
     kept = [(asked, schedule) for asked, schedule in lines.asked if asked.base_model == model]
-    kept.sort(key=lambda pair: pair[0].at_unix_s - pair[0].waited_s)
+    kept.sort(key=lambda pair: _came_s(pair[0]))
+    requests = [asked for asked, _ in kept]
+    first_s, days = _came_s(requests[0]), (_came_s(requests[-1]) - _came_s(requests[0])) / 86_400
+    if days > _MOST_DAYS:
+        raise ConfigError(f"the requests lie {days:.0f} days apart; replay {_MOST_DAYS} days at a time")
     remarks = []
     if count < len(lines.asked):
         remarks.append(
@@ -120,18 +124,16 @@ def _trace_of(lines: _Lines) -> Trace:
         )
     if len(lines.hashings) > 1:
         remarks.append("the hashes of the files do not compare: set hashSecretFile to record over restarts")
-    requests = [asked for asked, _ in kept]
-    tempo = _Tempo.of(requests)
-    remarks += tempo.remarks
+    sampled = _Sampled.of(requests)
+    if sampled.lengths < len(requests):
+        guessed = f"at a guessed {_ASSUMED_TPOT_S * 1000:.0f} ms a token"
+        remarks.append(
+            f"{sampled.lengths} of {len(requests)} answers have a recorded length; the lengths of the others are "
+            f"estimated from how long they took, {'by the speed of the sampled answers' if sampled.tpots_s else guessed} "
+            "(spec.sampling.share of the policy says how many are sampled)"
+        )
     bytes_per_token = sum(a.prompt_bytes for a in requests) / max(1, sum(a.prompt_tokens for a in requests))
     bytes_per_token = min(_MOST_TOKEN_BYTES, max(0.25, bytes_per_token))
-    calls = [
-        (
-            asked.at_unix_s - asked.waited_s,
-            _request_of(asked, schedule, number, tempo=tempo, bytes_per_token=bytes_per_token),
-        )
-        for number, (asked, schedule) in enumerate(kept)
-    ]
     assert lines.opening is not None, "requests come after an opening"
     policy = _policy_of(lines.opening)
     if policy is None:
@@ -143,14 +145,24 @@ def _trace_of(lines: _Lines) -> Trace:
             "the recording does not name its servers: the simulated servers are made up (--servers)"
         )
     return Trace(
-        calls=_from_zero(calls),
+        calls=[
+            (
+                _came_s(asked) - first_s,
+                _request_of(asked, schedule, number, sampled=sampled, bytes_per_token=bytes_per_token),
+            )
+            for number, (asked, schedule) in enumerate(kept)
+        ],
         servers=servers,
         bytes_per_token=bytes_per_token,
-        decode_step_s=tempo.decode_step_s,
+        decode_step_s=quantile(sampled.tpots_s, _CALM) or None,
         policy=policy,
         recorded=_really(requests),
         remarks=tuple(remarks),
     )
+
+
+def _came_s(asked: RecordedRequest) -> float:
+    return asked.at_unix_s - asked.waited_s
 
 
 def _policy_of(opening: Opening) -> Policy | None:
@@ -173,7 +185,7 @@ def _servers_of(line: Servers | None, model: str) -> list[RecordedServer]:
 
 
 def _request_of(
-    asked: RecordedRequest, schedule: Chunks, number: int, *, tempo: _Tempo, bytes_per_token: float
+    asked: RecordedRequest, schedule: Chunks, number: int, *, sampled: _Sampled, bytes_per_token: float
 ) -> SimRequest:
     """Return a request of which each chunk is a segment, named by its hash. The end of a chunk depends only
     on its position, so equal chunks get equal numbers of tokens. Its last token is whole, so that the text of
@@ -189,71 +201,42 @@ def _request_of(
     return SimRequest(
         request_id=number,
         segments=tuple(map(Segment, [*chunks, own], lengths)),
-        answer=Segment(_ANSWER_NAMES | number, tempo.output_tokens(asked)),
+        answer=Segment(_ANSWER_NAMES | number, sampled.output_tokens(asked)),
         adapter=asked.adapter,
         tenant=asked.tenant,
         priority=asked.priority,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tempo:
-    """How fast the sampled answers were. Only these have a recorded length and first token; the length of all
-    others is estimated from the time that they took.
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """The sampled answers. Only these have a recorded length and first token; the length of all others is
+    estimated from the time that they took.
     """
 
-    ttft_s: float
-    """Median. 0: there are no sampled answers."""
-    tpot_s: float
-    """Seconds for each further token, also the median."""
-    decode_step_s: float | None
-    remarks: Sequence[str]
+    lengths: int
+    """Number of answers with a recorded length."""
+    ttfts_s: list[float]
+    """In ascending order, as the next list."""
+    tpots_s: list[float]
+    """Seconds for each token after the first, of all answers with these times."""
 
     @classmethod
-    def of(cls, requests: Sequence[RecordedRequest]) -> _Tempo:
-        tpots = _tpots_s(requests)
-        sampled = sum(a.output_tokens is not None for a in requests)
-        guessed = f"at a guessed {_ASSUMED_TPOT_S * 1000:.0f} ms a token"
-        remark = (
-            f"{sampled} of {len(requests)} answers have a recorded length; the lengths of the others are estimated "
-            f"from how long they took, {'by the speed of the sampled answers' if tpots else guessed} "
-            "(spec.sampling.share of the policy says how many are sampled)"
-        )
-        return cls(
-            ttft_s=quantile(sorted(a.ttft_s for a in requests if a.ttft_s is not None), 0.5),
-            tpot_s=quantile(tpots, 0.5) or _ASSUMED_TPOT_S,
-            decode_step_s=quantile(tpots, _CALM) or None,
-            remarks=() if sampled == len(requests) else (remark,),
-        )
+    def of(cls, requests: Sequence[RecordedRequest]) -> _Sampled:
+        ttfts, tpots = [], []
+        for a in requests:
+            if a.ttft_s is not None:
+                ttfts.append(a.ttft_s)
+                if a.output_tokens is not None and a.output_tokens > 1 and a.ended_s > a.ttft_s:
+                    tpots.append((a.ended_s - a.ttft_s) / (a.output_tokens - 1))
+        return cls(sum(a.output_tokens is not None for a in requests), sorted(ttfts), sorted(tpots))
 
     def output_tokens(self, asked: RecordedRequest) -> int:
-        """Return the length of an answer, as the server reported it, or estimated."""
+        """Return the length of an answer, as the server reported it, or estimated by the medians."""
         if asked.output_tokens is not None:
             return max(1, min(_MOST_RECORDED_TOKENS, asked.output_tokens))
-        return min(_MOST_OUTPUT_TOKENS, max(1, round((asked.ended_s - self.ttft_s) / self.tpot_s)))
-
-
-def _tpots_s(requests: Sequence[RecordedRequest]) -> list[float]:
-    """Return the seconds for each token after the first, of all answers with these times, in ascending
-    order.
-    """
-    return sorted(
-        (a.ended_s - a.ttft_s) / (a.output_tokens - 1)
-        for a in requests
-        if a.ttft_s is not None
-        and a.output_tokens is not None
-        and a.output_tokens > 1
-        and a.ended_s > a.ttft_s
-    )
-
-
-def _from_zero(calls: Sequence[tuple[float, SimRequest]]) -> list[tuple[float, SimRequest]]:
-    first_s, last_s = calls[0][0], calls[-1][0]
-    if last_s - first_s > _LONGEST_S:
-        raise ConfigError(
-            f"the requests lie {(last_s - first_s) / 86_400:.0f} days apart; replay 7 days at a time"
-        )
-    return [(at_s - first_s, request) for at_s, request in calls]
+        tpot_s = quantile(self.tpots_s, 0.5) or _ASSUMED_TPOT_S
+        return min(_MOST_OUTPUT_TOKENS, max(1, round((asked.ended_s - quantile(self.ttfts_s, 0.5)) / tpot_s)))
 
 
 def _really(every: Sequence[RecordedRequest]) -> Figures:
@@ -261,12 +244,11 @@ def _really(every: Sequence[RecordedRequest]) -> Figures:
     requests of each server are counted completely.
     """
     requests = every[int(WARM_UP_SHARE * len(every)) :]
-    ttfts = sorted(a.ttft_s for a in requests if a.ttft_s is not None)
-    tpots = _tpots_s(requests)
+    sampled = _Sampled.of(requests)
     prompt = sum(a.prompt_tokens for a in requests)
     return Figures.of(
-        ttfts,
-        tpots,
+        sampled.ttfts_s,
+        sampled.tpots_s,
         hit_ratio=sum(a.matched_tokens for a in requests) / prompt if prompt else 0.0,
         counted=len(requests),
         failed=sum(a.outcome != "ended" or (a.status or 0) >= 400 for a in requests),
