@@ -181,7 +181,7 @@ class Picker:
         slots = fleet.candidates(inference.model, subset=question.subset)
         most = self._most_destinations(question)
         few = [fleet.in_slot(slot) for slot in self._rng.sample(slots, min(max(most, 2), len(slots)))]
-        few[:2] = sorted(few[:2], key=lambda state: state.load(state.metrics))
+        few[:2] = sorted(few[:2], key=lambda state: state.loads[0])
         if failures.marks:
             few.sort(key=lambda state: round(failures.share(state, now=now), 1))
         holder = self._holder(question, now=now) if question.names_state else None

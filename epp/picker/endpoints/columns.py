@@ -9,7 +9,7 @@ value is NaN here and None in the state.
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -19,9 +19,34 @@ from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.prefill_rate import ModelRate
 from epp.picker.scheduling.snapshot import Bools, Floats, Ints, Roster, Snapshot
 
+N = TypeVar("N", float, Floats)
+"""One number, or a column of them."""
+
+
+class _Row(NamedTuple, Generic[N]):
+    """The numbers that change with every request: of one endpoint, or as columns."""
+
+    undone_tokens: N
+    undone_at: N
+    """The time of `undone_tokens`. The tokens drain at the prefill rate from then on."""
+    load: N
+    """Requests at the server, by the last metrics and the events since then."""
+    known_load: N
+    """Requests that pickers know to be at the server, whatever the metrics say."""
+    noes: N
+    no_tokens: N
+    said_no_at: N
+
+
+def _row_of(state: EndpointState) -> _Row[float]:
+    account = state.account
+    return _Row(*state.backlog.undone, *state.loads, account.noes, account.no_tokens, account.said_no_at)
+
 
 class Columns:
-    """The columns of one list of endpoints. All arrays are as long as the roster."""
+    """The columns of one list of endpoints. All arrays are as long as the roster. They have no values until
+    the first `follow`.
+    """
 
     def __init__(self, states: Sequence[EndpointState]) -> None:
         n = len(states)
@@ -32,39 +57,17 @@ class Columns:
         self.block_tokens: Ints = np.ones(n + 1, dtype=np.int64)
         """Tokens of a KV block. 1 if the server does not say. The last place is for servers
         without a slot."""
-        self._undone_tokens: Floats = np.zeros(n)
-        self._undone_at: Floats = np.zeros(n)
-        """The time of each value in `_undone_tokens`. The tokens drain at the prefill rate from then on."""
-        self._load: Floats = np.zeros(n)
-        """Requests at each server, by the last metrics and the events since then."""
-        self._known_load: Floats = np.zeros(n)
-        """Requests that pickers know to be at each server, whatever the metrics say."""
-        self._noes: Floats = np.zeros(n)
-        self._no_tokens: Floats = np.zeros(n)
-        self._said_no_at: Floats = np.full(n, -np.inf)
-        # Columns that change with every request are memoryviews: numpy writes three times as slowly.
-        self._rows = tuple(
-            cast("memoryview[float]", column.data)
-            for column in (
-                self._undone_tokens,
-                self._undone_at,
-                self._load,
-                self._known_load,
-                self._noes,
-                self._no_tokens,
-                self._said_no_at,
-            )
-        )
-        self._scraped_at: Floats = np.full(n, -np.inf)
+        numbers: Floats = np.empty((len(_Row._fields), n))
+        self._of: _Row[Floats] = _Row(*numbers)
+        # These columns are written as memoryviews: numpy writes three times as slowly.
+        self._rows = [cast("memoryview[float]", column.data) for column in numbers]
+        self._scraped_at, self._waiting, self._kv_usage, self._max_adapters, self._slowness = np.empty((5, n))
         self._oldest_scrape = -np.inf
         """No metrics are older than this time."""
-        self._waiting: Floats = np.full(n, np.nan)
-        self._kv_usage: Floats = np.full(n, np.nan)
         self._pages_seen = self._waiting, self._kv_usage
         """Copies of two columns for snapshots. No code writes to them."""
         self._most = np.inf, np.inf
         """The largest value of each of these columns. No candidate has a larger one."""
-        self._max_adapters: Floats = np.full(n, np.nan)
         self._adapters: Floats = np.zeros(n)
         """Number of adapters loaded."""
         self._loaded: list[AbstractSet[str]] = [frozenset()] * n
@@ -78,8 +81,7 @@ class Columns:
         self._models: list[ModelRate] = list({id(s.rate.model): s.rate.model for s in states}.values())
         number = {id(model): k for k, model in enumerate(self._models)}
         self._model_of: Ints = np.array([number[id(s.rate.model)] for s in states], dtype=np.int64)
-        self._slowness: Floats = np.ones(n)
-        self._rate: Floats = np.ones(n)
+        self._rate: Floats = np.empty(n)
         self._rates_known = False
         for slot, state in enumerate(states):
             state.slot, state.changed = slot, self.changed
@@ -101,11 +103,9 @@ class Columns:
 
     def _copy(self, slot: int) -> None:
         state = self._states[slot]
-        metrics, account = state.metrics, state.account
-        undone_tokens, undone_at, load, known_load, noes, no_tokens, said_no_at = self._rows
-        undone_tokens[slot], undone_at[slot] = state.backlog.undone
-        load[slot], known_load[slot] = state.loads(metrics)
-        noes[slot], no_tokens[slot], said_no_at[slot] = account.noes, account.no_tokens, account.said_no_at
+        metrics = state.metrics
+        for column, number in zip(self._rows, _row_of(state), strict=True):
+            column[slot] = number
         if metrics is not self._pages[slot] or not self._rates_known:
             self._copy_page(slot, state, metrics)
         if state.failures:
@@ -171,12 +171,13 @@ class Columns:
         """Return a snapshot of some slots. The snapshot never changes. adapter_slots: number of adapters that
         a server can hold if it does not say.
         """
-        undone = np.maximum(self._undone_tokens - self._rate * (now - self._undone_at), 0.0)
+        of = self._of
+        undone = np.maximum(of.undone_tokens - self._rate * (now - of.undone_at), 0.0)
         if self._all_fresh(now=now, stale_after_s=stale_after_s):
-            load, (waiting, kv_usage) = self._load.copy(), self._pages_seen
+            load, (waiting, kv_usage) = of.load.copy(), self._pages_seen
         else:
             fresh = now - self._scraped_at <= stale_after_s
-            load = np.where(fresh, self._load, self._known_load)
+            load = np.where(fresh, of.load, of.known_load)
             waiting, kv_usage = (np.where(fresh, known, np.nan) for known in self._pages_seen)
         has_adapter = free_slot = None
         if adapter:
@@ -201,13 +202,13 @@ class Columns:
 
     def noes(self, snapshot: Snapshot, *, now: float) -> dict[str, Any]:
         """Return the columns of the snapshot in which requests that ended without a token count."""
-        at = snapshot.at
+        of, at = self._of, snapshot.at
         if len(snapshot) == 1:
             return {}
         return {
-            "in_flight": _with(snapshot.in_flight, self._noes[at], more=1.0),
-            "undone_tokens": _with(snapshot.undone_tokens, self._no_tokens[at]),
-            "said_no": now - self._said_no_at[at] < LATELY_S,
+            "in_flight": _with(snapshot.in_flight, of.noes[at], more=1.0),
+            "undone_tokens": _with(snapshot.undone_tokens, of.no_tokens[at]),
+            "said_no": now - of.said_no_at[at] < LATELY_S,
         }
 
     def _mask(self, slots: AbstractSet[int]) -> Bools:
@@ -230,12 +231,7 @@ class Columns:
         for slot, state in enumerate(self._states):
             assert state.slot == slot
             assert state.changed is self.changed
-            assert (self._undone_tokens[slot], self._undone_at[slot]) == state.backlog.undone
-            assert (self._load[slot], self._known_load[slot]) == state.loads(state.metrics)
-            assert (self._noes[slot], self._no_tokens[slot]) == (
-                state.account.noes,
-                state.account.no_tokens,
-            )
+            assert tuple(column[slot] for column in self._of) == _row_of(state)
             assert self._rate[slot] == state.tokens_per_s
             assert self._failing.get(slot, 0) == state.failures
             assert self._pages[slot] is state.metrics

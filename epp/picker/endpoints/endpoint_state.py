@@ -164,17 +164,14 @@ class EndpointState:
         """Whether a request was sent to the server that the server's last page may not show."""
         return self.in_flight > 0 or self.peers_in_flight > 0 or self.picks_since_scrape > 0
 
-    def load(self, metrics: EndpointMetrics | None) -> int:
-        """Return the requests in flight at the server."""
-        return self.loads(metrics)[0]
-
-    def loads(self, metrics: EndpointMetrics | None) -> tuple[int, int]:
+    @property
+    def loads(self) -> tuple[int, int]:
         """Return the requests in flight at the server, and those of them that are known to be open. The first
         number is that of the last scrape, plus picks and minus ends since then. It is never less than the
         second number.
         """
         known = self.in_flight + self.peers_in_flight
-        inside = metrics.inside if metrics is not None else None
+        inside = self.metrics.inside if self.metrics is not None else None
         if inside is None:
             return known, known
         return max(inside + self.picks_since_scrape - self.ends_since_scrape, known), known

@@ -289,7 +289,7 @@ class PickerMachine(RuleBasedStateMachine):
         for state in self.picker.fleet.states():
             name = state.endpoint.name
             assert state.in_flight == expected[name, self.memberships[name]], name
-            assert state.in_flight <= state.load(state.metrics)
+            assert state.in_flight <= state.loads[0]
 
     def teardown(self) -> None:
         for request in self.open:

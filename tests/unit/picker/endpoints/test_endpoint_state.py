@@ -13,9 +13,9 @@ def test_without_metrics_the_load_is_the_number_of_our_open_requests() -> None:
     state = a_state()
     first = book(state, 10, now=0.0)
     book(state, 10, now=0.0)
-    assert state.load(None) == 2
+    assert state.loads[0] == 2
     state.release(first, computed=True, now=1.0)
-    assert state.load(None) == 1
+    assert state.loads[0] == 1
 
 
 @pytest.mark.parametrize("said", [{}, {"running": 40}, {"waiting": 40}])
@@ -23,18 +23,18 @@ def test_with_a_page_without_a_gauge_the_load_is_our_open_requests(said: dict[st
     state = a_state()
     state.take_page(EndpointMetrics(scraped_at=1.0, **said), now=1.0)  # type: ignore[arg-type]  # gauges alone
     book(state, 10, now=1.0)
-    assert state.load(state.metrics) == 1
+    assert state.loads[0] == 1
 
 
 def test_load_is_the_scraped_number_plus_our_picks_minus_our_ends_since() -> None:
     state = a_state()
     first = book(state, 10, now=0.0)
     state.take_page(page(1.0, running=5, waiting=2), now=1.0)
-    assert state.load(state.metrics) == 7
+    assert state.loads[0] == 7
     book(state, 10, now=1.1)
     book(state, 10, now=1.2)
     state.release(first, computed=True, now=1.3)
-    assert state.load(state.metrics) == 8
+    assert state.loads[0] == 8
 
 
 def test_only_scrapes_count_a_request_after_it_was_let_go() -> None:
@@ -43,11 +43,11 @@ def test_only_scrapes_count_a_request_after_it_was_let_go() -> None:
     book(state, 10, now=0.1)
     state.detach()
     assert state.in_flight == 0
-    assert state.load(state.metrics) == 1  # picked since the scrape
+    assert state.loads[0] == 1  # picked since the scrape
     state.take_page(page(1.0, running=1), now=1.0)
-    assert state.load(state.metrics) == 1
+    assert state.loads[0] == 1
     state.take_page(page(2.0, running=0), now=2.0)
-    assert state.load(state.metrics) == 0
+    assert state.loads[0] == 0
 
 
 def test_metrics_are_fresh_up_to_their_age_limit_and_unknown_beyond() -> None:

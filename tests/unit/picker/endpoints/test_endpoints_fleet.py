@@ -218,7 +218,7 @@ def test_after_any_events_the_columns_agree_with_the_states(events: list[tuple[s
             state.forget_server(now=now)
         elif event == "leave" and len(fleet) > 1:
             fleet.set_endpoints([s.endpoint for s in fleet.states() if s is not state], now=now)
-        assert state.load(state.metrics) >= state.in_flight == len(held[state])
+        assert state.loads[0] >= state.in_flight == len(held[state])
         fleet.check_integrity()
 
 
