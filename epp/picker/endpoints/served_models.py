@@ -5,8 +5,10 @@ Only this module says which servers may get a request for a model that no list n
 not known yet, since they may have the model. A model can be unknown only when every list is known.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import lru_cache
+from itertools import chain
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -26,22 +28,6 @@ def of_page(metrics: EndpointMetrics | None) -> ModelList | None:
     """Return the models that a metrics page names. None: it names none."""
     names = sorted(metrics.models) if metrics is not None else ()
     return ModelList(tuple(ModelCard(name) for name in names), whole=False) if names else None
-
-
-def union(lists: Iterable[ModelList], *, more: Iterable[ModelCard] = ()) -> bytes:
-    """Return the answer to `GET /v1/models` in OpenAI's shape: every model once, by name. The first server
-    that lists a model describes it.
-
-    more: models that no server lists. A listed model replaces a model of the same name in `more`.
-    """
-    cards: dict[str, ModelCard] = {}
-    for one in lists:
-        for card in one.cards:
-            cards.setdefault(card.id, card)
-    for card in more:
-        cards.setdefault(card.id, card)
-    data = [cards[name] for name in sorted(cards)[:MOST_KEPT]]
-    return msgspec.json.encode({"object": "list", "data": data})
 
 
 class AwayModels:
@@ -91,8 +77,6 @@ class ModelServers(NamedTuple):
     """The servers that declare or list the name, and servers that may have the model. None: no server
     declares or lists the name.
     """
-    answering: Sequence[int] | None
-    """Those of these servers that may be a destination. None: no server declares or lists the name."""
     declared: bool
     """Whether the model is an adapter that a source or a server's list names."""
 
@@ -114,8 +98,10 @@ class ServedModels:
         """Number of requests for a model that no list names. A server may have loaded the model since its
         last list."""
         self.away = AwayModels()
-        self._unions: dict[frozenset[Address] | None, bytes | None] = {}
-        """Answers to `GET /v1/models`, by subset, at most 16."""
+        self.model_list = lru_cache(maxsize=16)(self._model_list)
+        """Kept until the lists change, because clients may ask for it as often as they like."""
+        self._named_as = lru_cache(maxsize=MOST_KEPT)(self._look_up)
+        """The picker bounds the length of names where they come in."""
         self._aliases: Mapping[str, frozenset[str]] = {}
         self.follow((), Columns([]))
 
@@ -124,7 +110,8 @@ class ServedModels:
         endpoints or their lists.
         """
         self._states, self._columns, self._everyone = states, columns, columns.roster.everyone
-        self._unions.clear()
+        self.model_list.cache_clear()
+        self._named_as.cache_clear()
         self._names = [state.listed.names if state.listed is not None else frozenset() for state in states]
         self._unlisted = [s for s, one in enumerate(states) if one.listed is None or not one.listed.whole]
         heard_of = {state.endpoint.pool for state, names in zip(states, self._names, strict=True) if names}
@@ -134,9 +121,6 @@ class ServedModels:
         self._lengths = lengths if len(set(lengths)) > 1 else None
         """The most tokens that each server takes, by slot. None: all take the same, as far as known."""
         self._no_answers = frozenset(s for s, one in enumerate(states) if not one.endpoint.role.answers)
-        self._any = ModelServers(self._everyone, self._to_answer(self._everyone), declared=False)
-        self._named: dict[str, ModelServers] = {"": self._any}
-        """Results of earlier look-ups. The picker bounds the length of names where they come in."""
         declared = [(state.endpoint.adapters | {state.endpoint.model}) - {""} for state in states]
         models_of = [
             names if own <= names else own | names for own, names in zip(declared, self._names, strict=True)
@@ -144,36 +128,23 @@ class ServedModels:
         self.one_model = all(models == models_of[0] for models in models_of)
         """Whether every endpoint serves the same models, as far as known."""
 
-    def _named_as(self, model: str) -> ModelServers:
-        """Return what the lists say about the name, and remember it."""
-        known = self._named.get(model)
-        if known is not None:
-            return known
-        if len(self._named) >= MOST_KEPT:
-            self._named = {"": self._any}
+    def _look_up(self, model: str) -> ModelServers:
+        """Return what the lists say about the name."""
+        if not model:
+            return ModelServers(self._everyone, declared=False)
+        endpoints = [state.endpoint for state in self._states]
+        slots = {slot for slot, one in enumerate(endpoints) if model == one.model or model in one.adapters}
+        listing = {slot for slot, names in enumerate(self._names) if model in names}
+        if listing and not slots and listing.issubset(self._unlisted):
+            # Nobody gives a list, and pages come one by one: a server without a page may have the model.
+            slots = {s for s, one in enumerate(self._states) if one.listed is None and not endpoints[s].model}
+        slots |= listing
         declared = any(
             model in one.endpoint.adapters or (one.listed is not None and model in one.listed.adapters)
             for one in self._states
         )
-        able = self._able(model)
-        found = ModelServers(able, None if able is None else self._to_answer(able), declared)
-        self._named[model] = found
-        return found
-
-    def _able(self, model: str) -> Sequence[int] | None:
-        endpoints = [state.endpoint for state in self._states]
-        slots = {slot for slot, one in enumerate(endpoints) if model == one.model or model in one.adapters}
-        by_page = {slot for slot, names in enumerate(self._names) if model in names}
-        slots.update(slot for slot in by_page if slot not in self._unlisted)
-        if by_page and not slots:
-            # Nobody gives a list, and pages come one by one: a server without a page may have the model.
-            slots.update(
-                s for s, one in enumerate(self._states) if one.listed is None and not endpoints[s].model
-            )
-        slots |= by_page
-        if not slots:
-            return None
-        return self._everyone if len(slots) == len(self._everyone) else sorted(slots)
+        known = sorted(slots) if len(slots) < len(self._everyone) else self._everyone
+        return ModelServers(known or None, declared)
 
     def _to_answer(self, slots: Sequence[int]) -> Sequence[int]:
         """Return those of the slots that may be a destination."""
@@ -209,24 +180,18 @@ class ServedModels:
 
     def answering(self, model: str) -> Sequence[int]:
         """Return those of the slots that may be a destination."""
-        answering = self._named_as(model).answering
-        if answering is None or self._columns.holders(model):
-            return self._to_answer(self.slots(model))
-        return answering
+        return self._to_answer(self.slots(model))
 
     def within(self, model: str, within: Sequence[int]) -> Sequence[int]:
         """Return the slots that may have the model although their lists do not name it. within: the servers
         that the data plane allows, none of which is in `answering`. Raises UnknownModelError.
         """
-        asked = set(within)
-        able = self._named_as(model).slots or ()
-        if model and self._refuses and asked and asked.isdisjoint(self._unlisted) and asked.isdisjoint(able):
+        asked, able = set(within), self._named_as(model).slots or ()
+        unlisted = asked.intersection(self._unlisted)
+        if model and self._refuses and asked and not unlisted and asked.isdisjoint(able):
             self.unknown_asked += 1
             raise UnknownModelError(model)
-        if not asked.isdisjoint(self.slots(model)):
-            return ()
-        unlisted = set(self._unlisted)
-        return self._to_answer([slot for slot in within if slot in unlisted])
+        return self._to_answer(sorted(unlisted)) if asked.isdisjoint(self.slots(model)) else ()
 
     def adapter(self, model: str) -> str:
         """Return `model` if some endpoint declares it as an adapter or was seen to hold it, else an empty
@@ -259,27 +224,27 @@ class ServedModels:
     def set_aliases(self, aliases: Mapping[str, frozenset[str]]) -> None:
         """Set the names that clients may use although no server lists them, each with its targets."""
         self._aliases = aliases
-        self._unions.clear()
+        self.model_list.cache_clear()
 
-    def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
-        """Return the models of all servers together, as JSON. subset: only servers at these addresses. None:
-        no server has listed its models.
-
-        The answer is made once and kept until the lists change, because clients may ask for it as often as
-        they like.
+    def _model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
+        """Return the answer to `GET /v1/models` in OpenAI's shape: every model of the servers once, by name.
+        The first server that lists a model describes it. subset: only servers at these addresses. None: no
+        server has listed its models.
         """
-        if subset not in self._unions:
-            lists = [
-                state.listed
-                for state in self._states
-                if state.listed is not None
-                and state.listed.whole
-                and (subset is None or state.endpoint.address in subset)
-            ]
-            if len(self._unions) >= 16:
-                self._unions.clear()
-            self._unions[subset] = union(lists, more=self._answered_aliases()) if lists else None
-        return self._unions[subset]
+        lists = [
+            state.listed
+            for state in self._states
+            if state.listed is not None
+            and state.listed.whole
+            and (subset is None or state.endpoint.address in subset)
+        ]
+        if not lists:
+            return None
+        cards: dict[str, ModelCard] = {}
+        for card in chain(*(each.cards for each in lists), self._answered_aliases()):
+            cards.setdefault(card.id, card)
+        data = [cards[name] for name in sorted(cards)[:MOST_KEPT]]
+        return msgspec.json.encode({"object": "list", "data": data})
 
     def listed_names(self) -> frozenset[str] | None:
         """Return every name that a server lists. None: not every server has given its list."""
@@ -302,11 +267,6 @@ class ServedModels:
     def check_integrity(self) -> None:
         listed = (state.listed for state in self._states)
         assert self.unlisted == sum(one is None or not one.whole for one in listed)
-        assert len(self._named) <= MOST_KEPT
-        assert self._named[""] is self._any
-        for model, named in self._named.items():
-            assert not model or named.slots == self._able(model)
-            assert named.slots is None or named.answering == self._to_answer(named.slots)
         self.away.check_integrity()
 
 

@@ -11,7 +11,6 @@ from epp.base.types import Endpoint, EndpointMetrics, EndpointName, ModelCard, M
 from epp.config.policy import PolicySpec
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
-from epp.picker.endpoints.served_models import union
 from tests.unit.picker.endpoints.fleets import state_of
 from tests.unit.picker.endpoints.lettered import endpoint
 
@@ -262,9 +261,11 @@ def test_a_new_process_has_no_list_yet_and_other_servers_keep_theirs() -> None:
 
 
 def test_the_union_has_every_model_once_by_name() -> None:
-    more = [ModelCard("m", owned_by="alias"), ModelCard("gpt", root="m")]
-    listed = json.loads(union([listing("m", adapters=["sql"]), listing("m"), listing("b")], more=more))
+    fleet = fleet_of("abc", a=listing("m", adapters=["sql"]), b=listing("m"), c=listing("b"))
+    fleet.served.set_aliases({name: frozenset({"m"}) for name in ("m", "gpt")})
+    listed = json.loads(fleet.served.model_list() or b"")
     assert listed["object"] == "list"
+    assert [card["owned_by"] for card in listed["data"]] == ["", "prefix-gateway", "", ""]
     assert [(card["id"], card["parent"]) for card in listed["data"]] == [
         ("b", None), ("gpt", None), ("m", None), ("sql", "m"),
     ]  # fmt: skip
