@@ -71,7 +71,7 @@ class Commits:
         if choice is not None:
             if choice.reason == "trial":
                 self._fleet.failures.tried(state, decision.model, now=now)
-            if self._fleet.disaggregated:
+            if self._fleet.prefilling:
                 helper = self._prefilling.choose(question, prompt, choice, adapter=adapter, now=now)
         asked = choice.weighed.asked if choice is not None else None
         prefix, beginning = (asked.prefix, asked.beginning) if asked is not None else (0, 0)

@@ -119,20 +119,17 @@ class FleetNews:
         if state is None:
             return
         before = state.metrics
-        if metrics is None:
-            if self.fleet.failures.page(state, before, None, now=now):
-                self.send(Hangs(now, state))
-            state.scrape_failed(now=now)
-            self.guesses.page(state, now=now)
-            return
-        if before is not None and restarted(before, metrics):
-            state.forget_server(now=now)
-            self.fleet.failures.forget(state)
+        if before is not None and metrics is not None and restarted(before, metrics):
+            self.fleet.reset(state, now=now)
             clear_endpoint(self.caches.table, name)
             before = None
             self.send(Restarted(now, state))
         if self.fleet.failures.page(state, before, metrics, now=now):
             self.send(Hangs(now, state))
+        if metrics is None:
+            state.scrape_failed(now=now)
+            self.guesses.page(state, now=now)
+            return
         if metrics.asleep and not (before is not None and before.asleep):
             clear_endpoint(self.caches.table, name)  # a sleeping engine keeps no cache
         state.take_page(metrics, now=now)

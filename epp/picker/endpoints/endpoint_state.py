@@ -160,11 +160,6 @@ class EndpointState:
         return self.rate.model.tokens_per_s / self.rate.slowness
 
     @property
-    def in_use(self) -> bool:
-        """Whether a request was sent to the server that the server's last page may not show."""
-        return self.in_flight > 0 or self.peers_in_flight > 0 or self.picks_since_scrape > 0
-
-    @property
     def loads(self) -> tuple[int, int]:
         """Return the requests in flight at the server, and those of them that are known to be open. The first
         number is that of the last scrape, plus picks and minus ends since then. It is never less than the
@@ -357,6 +352,7 @@ class EndpointState:
         """
         self.restarted(at=now)
         self.metrics = None
+        self.failures = 0
         self.computed_per_s = 0.0
         self.surplus = None
         self.missed = 0

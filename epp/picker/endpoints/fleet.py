@@ -62,10 +62,6 @@ class Unreported:
         picks, at = known
         return picks * exp(min(0.0, at - now))
 
-    def forget(self, present: AbstractSet[str]) -> None:
-        """If there are many models, forget the models that no server has any more."""
-        forget_models(self.of_models, present)
-
     def check_integrity(self) -> None:
         assert all(picks >= 0 for picks, _ in self.of_models.values())
 
@@ -79,13 +75,6 @@ class Fleet:
         """Start without endpoints. refuses_unknown_models: see `ServedModels`."""
         self._spec = spec
         self._states: dict[EndpointName, EndpointState] = {}
-        self._by_address: dict[Address, EndpointState] = {}
-        self._in_slots: list[EndpointState] = []
-        self._columns = Columns([])
-        self.ranked = False
-        """Whether some endpoints are ranks of a server."""
-        self._prefilling: list[int] = []
-        """Slots of endpoints that compute prompts for others."""
         self.served = ServedModels(refuses_unknown=refuses_unknown_models)
         self.answers = Answers()
         """What the servers answered, as the picker reports it."""
@@ -94,10 +83,7 @@ class Fleet:
         self.unreported = Unreported()
         """The picks of other pickers that are not known here yet, as the listener's reports suggest."""
         self._model_rates: dict[str, ModelRate] = {}
-        self.models: AbstractSet[str] = frozenset()
-        """The known base models of the servers. Callers only read them."""
-        self._pools: AbstractSet[str] = frozenset()
-        """Pools that have servers."""
+        self._follow()
 
     def apply(self, spec: PolicySpec) -> None:
         """Use another policy from now on."""
@@ -109,7 +95,7 @@ class Fleet:
     def in_use(self, name: EndpointName) -> bool:
         """Return whether a request was sent to the endpoint that the endpoint's last page may not show."""
         state = self.get(name)
-        return state is not None and state.in_use
+        return state is not None and state.loads[1] + state.picks_since_scrape > 0
 
     def states(self) -> Iterable[EndpointState]:
         return self._states.values()
@@ -124,7 +110,7 @@ class Fleet:
         change = FleetChange([], [state for name, state in self._states.items() if name not in wanted], [])
         for gone in change.removed:
             del self._states[gone.endpoint.name]
-            gone.rate.leave()
+            gone.rate.model.leave(gone.rate)
             gone.gone = True
             self.failures.forget(gone)
             self.served.away.leave(gone.endpoint, gone.listed, now=now)
@@ -139,18 +125,26 @@ class Fleet:
             state.endpoint = endpoint
             if old.process != endpoint.process:
                 state.listed = None
-                self._reset(state, now=now)
+                self.reset(state, now=now)
                 change.restarted.append(state)
             if old_model != state.model:
                 self._new_rate(state)
-        self._by_address = {s.endpoint.address: s for s in self._states.values()}
-        self._in_slots = list(self._states.values())
-        self._columns = Columns(self._in_slots)
-        self._index()
-        self._pools = frozenset(s.endpoint.pool for s in self._in_slots)
-        self.ranked = any(s.endpoint.rank is not None for s in self._in_slots)
-        self._prefilling = [slot for slot, s in enumerate(self._in_slots) if s.endpoint.role.prefills]
+        self._follow()
         return change
+
+    def _follow(self) -> None:
+        """Derive from the states what picks read, since endpoints or their models are others now."""
+        states = self._in_slots = list(self._states.values())
+        self._by_address = {state.endpoint.address: state for state in states}
+        self._columns = Columns(states)
+        self._ranked = any(state.endpoint.rank is not None for state in states)
+        self.prefilling = [slot for slot, state in enumerate(states) if state.endpoint.role.prefills]
+        """Slots of endpoints that compute prompts for others. Callers only read them, and `models`."""
+        self.models: AbstractSet[str] = {state.model for state in states}
+        """The known base models of the servers."""
+        forget_models(self._model_rates, self.models)
+        forget_models(self.unreported.of_models, self.models)
+        self.served.follow(states, self._columns)
 
     def take_lists(
         self, lists: Mapping[EndpointName, ModelList | None], *, now: float
@@ -175,31 +169,23 @@ class Fleet:
                 continue
             renamed = True
             if before:
-                self._reset(state, now=now)
+                self.reset(state, now=now)
                 restarted.append(name)
             self._new_rate(state)
         if renamed:
-            self._columns = Columns(self._in_slots)
-        if changed:
-            self._index()
+            self._follow()
+        elif changed:
+            self.served.follow(self._in_slots, self._columns)
         return restarted
 
     def housekeep(self, *, now: float) -> None:
         """Do the work that must not delay a pick."""
-        self.served.away.give_up(self._pools, now=now)
+        self.served.away.give_up({state.endpoint.pool for state in self._in_slots}, now=now)
 
-    def _reset(self, state: EndpointState, *, now: float) -> None:
+    def reset(self, state: EndpointState, *, now: float) -> None:
         """Reset the state, because another process serves under this name."""
         state.forget_server(now=now)
-        state.failures = 0
         self.failures.forget(state)
-
-    def _index(self) -> None:
-        """Make the index of servers by model, and forget the models that no server has any more."""
-        self.models = {state.model for state in self._in_slots}
-        forget_models(self._model_rates, self.models)
-        self.unreported.forget(self.models)
-        self.served.follow(self._in_slots, self._columns)
 
     def new_state(self, endpoint: Endpoint, *, now: float) -> EndpointState:
         """Return a new state. Only the prefill rate is known: the rate of the model's other servers."""
@@ -207,7 +193,7 @@ class Fleet:
 
     def _new_rate(self, state: EndpointState) -> None:
         """Give the state a new rate, because the endpoint serves another model."""
-        state.rate.leave()
+        state.rate.model.leave(state.rate)
         state.rate = PrefillRate(self._model_rate(state.model))
 
     def _model_rate(self, model: str) -> ModelRate:
@@ -258,21 +244,16 @@ class Fleet:
             )
         return allowed
 
-    @property
-    def disaggregated(self) -> bool:
-        """Whether some endpoints compute prompts for others."""
-        return bool(self._prefilling)
-
     def prefillers(self, model: str, *, subset: AbstractSet[Address] | None) -> Sequence[int]:
         """Return the slots of endpoints that may compute a prompt for `model` for another endpoint. May be
         empty.
         """
         able = set(self.served.slots(model))
-        slots = list(self.healthy([slot for slot in self._prefilling if slot in able]))
+        slots = list(self.healthy([slot for slot in self.prefilling if slot in able]))
         return slots if subset is None else self._within(slots, subset)
 
     def _within(self, slots: Sequence[int], subset: AbstractSet[Address]) -> list[int]:
-        if self.ranked:
+        if self._ranked:
             addresses = self._columns.roster.addresses
             return [slot for slot in slots if addresses[slot] in subset]
         allowed = {state.slot for a in subset if (state := self._by_address.get(a)) is not None}
@@ -322,10 +303,7 @@ class Fleet:
     def check_integrity(self) -> None:
         assert set(self._by_address.values()) == set(self._states.values())
         assert self._in_slots == list(self._states.values())
-        assert all(self._in_slots[slot].endpoint.role.prefills for slot in self._prefilling)
         assert self._columns.roster.models == [state.model for state in self._in_slots]
-        assert self._pools == {state.endpoint.pool for state in self._in_slots}
-        assert self.models == {state.model for state in self._in_slots}
         for name, state in self._states.items():
             assert state.endpoint.name == name
             assert state.in_flight >= 0

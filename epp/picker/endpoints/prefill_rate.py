@@ -173,7 +173,3 @@ class PrefillRate:
         if self._busy_s and (tokens := computed_growth(before, after)) > 0:
             self.model.worked(tokens=tokens, seconds=self._busy_s)
             self._busy_s = 0.0
-
-    def leave(self) -> None:
-        """Leave the model's line, because the server is gone or has another model now."""
-        self.model.leave(self)

@@ -174,12 +174,12 @@ def test_endpoints_that_answer_are_candidates() -> None:
         replace(endpoint("d"), role=Role.DECODE),
         replace(endpoint("b"), role=Role.BOTH),
     )
-    assert fleet.disaggregated
+    assert fleet.prefilling == [0, 2]
     assert (fleet.candidates("m", subset=None), fleet.prefillers("m", subset=None)) == ([1, 2], [0, 2])
     fail_scrapes(fleet, "p")
     assert fleet.prefillers("m", subset=None) == [2]
     assert fleet.prefillers("m", subset={endpoint("d").address}) == []
-    assert not a_fleet(endpoint("a")).disaggregated
+    assert not a_fleet(endpoint("a")).prefilling
 
 
 EVENTS = st.sampled_from(["book", "end", "detach", "page", "fail", "adapter", "restart", "leave"])

@@ -134,7 +134,7 @@ def test_the_rate_follows_when_faster_servers_replace_slow_ones() -> None:
             server.work(1000)
     faster = [FirstTokens(model, rate=20_000.0) for _ in range(4)]
     for server in servers:
-        server.learned.leave()
+        model.leave(server.learned)
     for _ in range(800):
         for server in faster:
             server.work(1000)
