@@ -270,8 +270,7 @@ class Commits:
             if pick.asks:
                 self._fleet.answers.well(pick.state, model, path_hash=pick.path_hash)
                 if failures.marks:
-                    failures.good(pick.state, proof=proof, now=now)
-                    failures.good(pick.state, about=model, proof=proof, now=now)
+                    failures.good(pick.state, model, proof=proof, now=now)
             return
         self._said_no(pick, now=now)
         if is_fault(status):

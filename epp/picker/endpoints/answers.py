@@ -61,7 +61,7 @@ class Answers:
         account = state.account
         self.picks += 1
         account.model = account.model or model
-        wait = Wait(account, now, streams, account.begun, self._begun - account.begun)
+        wait = Wait(account, now, streams, self._begun)
         account.waits.add(wait)
         return wait
 
@@ -71,8 +71,7 @@ class Answers:
         """
         self.left(wait)
         self._begun += 1
-        wait.account.begun += 1
-        wait.account.began, wait.began_at = True, now
+        wait.account.begun_at = wait.began_at = now
         if well:
             typical = self._typical_s[wait.streams]
             self._typical_s[wait.streams] = typical + _STEP * (now - wait.sent_at - typical)
@@ -167,22 +166,22 @@ class Answers:
             return "hangs" if sum(wait.streams for wait in late) >= _OVERDUE else "may hang"
         if after is None:
             return "idle"
-        grew = before is None or (_counters(before) != _counters(after) if counts else account.began)
+        grew = before is None or (
+            _counters(before) != _counters(after) if counts else account.begun_at >= before.scraped_at
+        )
         if grew:
             self._moved = [(state, now), *(one for one in self._moved if one[0] is not state)][:2]
         account.done = not state.picks_since_scrape and (grew or account.done)
-        opened_at = account.looked_at if account.was_open else now
-        account.looked_at, account.was_open, account.began = now, state.in_flight > 0, False
         # The server has computed everything that was sent to it, so a client reads its answer slowly.
         read_slowly = after.inside == 0 and account.done
         if grew or not counts or read_slowly or not state.in_flight or not hang_seconds:
-            account.stands_since = None
+            account.stands_since, account.patience_s = now if state.in_flight else None, 0.0
             return "moves" if grew or not counts else "idle"
-        if account.stands_since is None:
-            account.stands_since, account.patience_s = opened_at, least_s + 2 * undone_s
-        if now - account.stands_since < account.patience_s:
+        since = account.stands_since = now if account.stands_since is None else account.stands_since
+        account.patience_s = account.patience_s or least_s + 2 * undone_s
+        if now - since < account.patience_s:
             return "idle"
-        alone = any(who is not state and at > account.stands_since for who, at in self._moved)
+        alone = any(who is not state and at > since for who, at in self._moved)
         return "stalls alone" if alone else "stalls"
 
     def _late(
@@ -192,14 +191,13 @@ class Answers:
         there explains, and others have answered since, but not this server. An answer that comes whole takes
         as long as the server generates. If the server counts meanwhile, its counters tell more.
         """
-        others = self._begun - account.begun
         return [
             wait
             for wait in account.waits
             if (wait.streams or not counts)
             and now - wait.sent_at >= max(least_s, 3 * self._typical_s[wait.streams]) + 2 * undone_s
-            and wait.begun_before == account.begun
-            and others - wait.others_before >= _OVERDUE
+            and account.begun_at <= wait.sent_at
+            and self._begun - wait.begun_before >= _OVERDUE
         ]
 
     def check_integrity(self) -> None:

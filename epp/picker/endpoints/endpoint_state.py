@@ -35,9 +35,7 @@ class Wait(Struct, eq=False, gc=False):
     sent_at: float
     streams: bool
     begun_before: int
-    """Answers of this server that had begun."""
-    others_before: int
-    """Answers of other servers that had begun."""
+    """Answers of all servers that had begun."""
     began_at: float = inf
 
 
@@ -47,10 +45,8 @@ class Account:
 
     waits: set[Wait] = field(default_factory=set)
     """Requests that wait for their first byte, and that were not judged."""
-    begun: int = 0
-    """Answers of this server that have begun."""
-    began: bool = False
-    """Whether an answer has begun since the last page."""
+    begun_at: float = -inf
+    """When an answer of this server last began."""
     model: str = ""
     """The model of the last good answer, or of the first request. Empty: not known."""
     refused: int = 0
@@ -73,16 +69,12 @@ class Account:
     them."""
     refuted_at: float = -inf
     """When a probe was last sent that got a token."""
-    looked_at: float = -inf
-    """When the server's last page came."""
-    was_open: bool = False
-    """Whether requests were open there at that time."""
     done: bool = False
     """Whether the server's counters have grown since the last request was sent there."""
     stands_since: float | None = None
-    """Since when nothing has moved there. None: something has."""
+    """Since which page nothing has moved there, with requests open. None: none was open at the last page."""
     patience_s: float = 0.0
-    """How long nothing may move."""
+    """How long nothing may move. 0: something moved before the last page."""
 
 
 @dataclass(slots=True, eq=False)

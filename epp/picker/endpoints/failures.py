@@ -20,7 +20,7 @@ mark, it reports all answers, and `sharing` reports those of other pickers.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ from epp.config.policy import FailureSettings as Settings
 from epp.picker.endpoints.answers import LATELY_S, MOST_ENDS, Answers, counts_answers
 from epp.picker.endpoints.endpoint_state import PAGE_AGE_S, Account, EndpointState
 from epp.picker.endpoints.marks import LONGEST_TRIALS, STEP, Form, Mark, Probe, Proof, Verdict
-from epp.picker.scheduling.snapshot import MOST_KEPT, Snapshot
+from epp.picker.scheduling.snapshot import MOST_KEPT, Floats, Snapshot
 
 _NOTHING: Final = 0.06
 """A smaller share is forgotten, which takes 9 s after a single failure. Until then a server that is well
@@ -84,18 +84,20 @@ class FailingServers:
             if mark.share >= self.settings.share_to_leave_out:
                 mark.leave_out(picks=self._answers.picks, now=now)
 
-    def good(self, state: EndpointState, *, about: str = "", proof: Proof, now: float) -> None:
-        """Take in an answer that is good, as far as the proof goes. It counts if the mark needs no more."""
-        mark = self.marks.get((state, about))
-        if mark is None or proof < mark.needs:
-            return
-        mark.move(failed=False, now=now)
-        if mark.suspected is not None:
-            mark.recover(0.0, now=now)  # it does not refuse everything
-        if mark.out:
-            if mark.share < self.settings.share_to_leave_out:
-                mark.recover(now=now)  # the trials succeeded
-            mark.allow_trial(self.settings.trial_seconds, now=now)  # with the next request
+    def good(self, state: EndpointState, model: str = "", *, proof: Proof, now: float) -> None:
+        """Take in an answer for this model that is good, as far as the proof goes. It counts if a mark needs
+        no more.
+        """
+        for mark in self._marks_for(state, model):
+            if proof < mark.needs:
+                continue
+            mark.move(failed=False, now=now)
+            if mark.suspected is not None:
+                mark.recover(0.0, now=now)  # it does not refuse everything
+            if mark.out:
+                if mark.share < self.settings.share_to_leave_out:
+                    mark.recover(now=now)  # the trials succeeded
+                mark.allow_trial(self.settings.trial_seconds, now=now)  # with the next request
 
     def ended(self, state: EndpointState, *, now: float) -> None:
         """Take in that an answer that began well is over, complete or cut."""
@@ -151,9 +153,8 @@ class FailingServers:
 
     def tried(self, state: EndpointState, model: str, *, now: float) -> None:
         """Record that a trial request was sent to the server."""
-        for key in ((state, ""), (state, model)):
-            if (mark := self.marks.get(key)) is not None:
-                mark.tried(picks=self._answers.picks, now=now)
+        for mark in self._marks_for(state, model):
+            mark.tried(picks=self._answers.picks, now=now)
 
     def reads(self, state: EndpointState) -> bool:
         """Return whether the answer to the request that is sent now has to be read."""
@@ -171,6 +172,10 @@ class FailingServers:
                 self.good(mark.state, proof=Proof.WHOLE, now=now)
         for key in [key for key, mark in self.marks.items() if not mark.out and mark.now(now) < _NOTHING]:
             del self.marks[key]
+
+    def _marks_for(self, state: EndpointState, model: str) -> Sequence[Mark]:
+        """Return the marks of a server that count for a request for this model."""
+        return [mark for about in {"", model} if (mark := self.marks.get((state, about))) is not None]
 
     def _mark(self, state: EndpointState, about: str) -> Mark:
         mark = self.marks.get((state, about))
@@ -264,16 +269,16 @@ class FailingServers:
         if not self.marks:
             return ()
         free = _MOST_PROBES - sum(mark.probing for mark in self.marks.values())
-        due: list[tuple[float, int, str, Mark]] = []
+        due: list[tuple[str, Mark]] = []
         trial_s = self.settings.trial_seconds
         for (state, about), mark in self.marks.items():
             every_s = trial_s if mark.out else min(0.5, trial_s)
             waits = now - mark.probed_at < every_s and mark.verdict != "refused"
             done = not mark.out and mark.verdict in ("well", "unclear")
             if not (mark.probing or done or waits) and self._may_probe(state):
-                due.append((mark.probed_at, len(due), about, mark))
+                due.append((about, mark))
         probes = []
-        for _, _, about, mark in sorted(due)[: max(0, free)]:
+        for about, mark in sorted(due, key=lambda each: each[1].probed_at)[: max(0, free)]:
             state, control = mark.state, mark.control
             if model := about or mark.asked_model or state.account.model or state.model:
                 asked = control if mark.verdict == "refused" and control is not None else state
@@ -314,8 +319,8 @@ class FailingServers:
         only allows a trial.
         """
         account = mark.state.account
-        account.refused, account.read_at, account.stands_since = 0, now, None
-        account.refuted_at = mark.probed_at
+        account.refused, account.read_at, account.refuted_at = 0, now, mark.probed_at
+        account.stands_since, account.patience_s = now, 0.0
         refuses = mark.form is Form.REFUSES and mark.refusals_prove
         proves = mark.needs is Proof.COUNTED or (mark.needs > Proof.BEGUN and mark.verdict == "ill")
         if mark.suspected is Form.REFUSES:
@@ -329,13 +334,7 @@ class FailingServers:
 
     def seen(self, snapshot: Snapshot, *, model: str, settings: Settings, now: float) -> dict[str, Any]:
         """Return the columns of the snapshot that say how the candidates fail for a request for `model`."""
-        places = snapshot.places_by_slot()
-        shares = np.zeros(len(snapshot))
-        marks: dict[int, Mark] = {}
-        for (state, about), mark in self.marks.items():
-            place = places.get(state.slot) if about in ("", model) else None
-            if place is not None and mark.now(now) > shares[place]:
-                shares[place], marks[place] = mark.now(now), mark
+        shares, marks = self._worst(snapshot.places_by_slot(), model, now=now)
         if not marks:
             return {}
         out = self._left_out(shares, marks, settings)
@@ -349,9 +348,18 @@ class FailingServers:
         trials.sort(key=lambda place: marks[place].tried_at)
         return {"failure_share": shares, "failing": mask if out else None, "trials": trials}
 
-    def _left_out(
-        self, shares: np.typing.NDArray[np.float64], marks: dict[int, Mark], settings: Settings
-    ) -> list[int]:
+    def _worst(self, places: Mapping[int, int], model: str, *, now: float) -> tuple[Floats, dict[int, Mark]]:
+        """Return the failure share at each place, for requests for this model, and the mark that it comes
+        from. places: by slot.
+        """
+        shares, marks = np.zeros(len(places)), {}
+        for (state, about), mark in self.marks.items():
+            place = places.get(state.slot) if about in ("", model) else None
+            if place is not None and mark.now(now) > shares[place]:
+                shares[place], marks[place] = mark.now(now), mark
+        return shares, marks
+
+    def _left_out(self, shares: Floats, marks: dict[int, Mark], settings: Settings) -> list[int]:
         most = int(settings.max_left_out_share * len(shares))
         least = shares.mean() + 0.2  # who fails as much as the others is not left out
         out = [place for place, mark in marks.items() if mark.out and shares[place] >= least]
@@ -371,10 +379,9 @@ class FailingServers:
 
     def why(self, states: Sequence[EndpointState], *, now: float) -> dict[EndpointState, str]:
         """Return the servers that are left out for all models, and the reasons."""
-        marks = {n: m for n, s in enumerate(states) if (m := self.marks.get((s, ""))) is not None}
+        shares, marks = self._worst({state.slot: n for n, state in enumerate(states)}, "", now=now)
         if not marks:
             return {}
-        shares = np.array([self.share(state, now=now) for state in states])
         out = self._left_out(shares, marks, self.settings)
         return {states[n]: marks[n].form.why for n in out}
 

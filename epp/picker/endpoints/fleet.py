@@ -111,7 +111,7 @@ class Fleet:
         for gone in change.removed:
             del self._states[gone.endpoint.name]
             gone.rate.model.leave(gone.rate)
-            gone.gone = True
+            gone.gone, gone.slot = True, -1
             self.failures.forget(gone)
             self.served.away.leave(gone.endpoint, gone.listed, now=now)
         self.served.away.keep(pools)

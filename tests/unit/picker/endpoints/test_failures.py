@@ -122,6 +122,16 @@ def test_requests_that_break_with_a_removed_server_blame_no_server() -> None:
     assert min(chosen.values()) > 60
 
 
+def test_refusals_of_a_removed_server_raise_no_price_of_another_one() -> None:
+    picker = started()
+    picks = [send(picker, "a", b"x", now=0.1) for _ in range(3)]
+    picker.news.set_endpoints(four()[1:], now=1.0)
+    for pick in picks:
+        picker.on_response_headers(pick, status=400, served=pick.destinations[0], now=1.1)
+    shown = picker.pick(ask(b"", stream=True), now=1.1).decision.candidates
+    assert [candidate.parts_s["failing"] for candidate in shown] == [0.0] * 3
+
+
 def test_requests_of_the_old_process_do_not_count_for_the_new_one() -> None:
     picker = started("1")
     picks = [picker.pick(ask(b"", stream=True), now=0.1) for _ in range(24)]
