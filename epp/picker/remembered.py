@@ -16,8 +16,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from msgspec import Struct
-
 from epp.base.errors import FatalRequestError
 from epp.base.types import EndpointName
 from epp.picker.endpoints.endpoint_state import EndpointState
@@ -34,34 +32,27 @@ _TOGETHER_S: Final = 1.0
 _PROOF: Final = 2
 
 
-class _Strikes(Struct):
-    count: int
-    at: float
-
-
 class FatalRequests:
     """Call `ended` when the data plane has given up a request. While nothing is `struck`, the other methods
     need no call, so a usual request runs no code of this module.
     """
 
     def __init__(self) -> None:
-        self.struck: OrderedDict[int, _Strikes] = OrderedDict()
-        """The requests by hash, the longest known first."""
+        self.struck: OrderedDict[int, tuple[int, float]] = OrderedDict()
+        """The number of strikes against each request, and when the last came. By hash, the longest known
+        first."""
 
     def suspects(self, body_hash: int, *, now: float) -> bool:
         """Return whether the request may have ended a server, so that only one server may get it. Raises
         FatalRequestError if the request is refused.
         """
-        known = self.struck.get(body_hash)
-        if known is None:
-            return False
-        age_s = now - known.at
-        if known.count >= _PROOF and age_s < _REFUSED_S:
+        strikes, at = self.struck.get(body_hash, (0, now))
+        age_s = now - at
+        if strikes >= _PROOF and age_s < _REFUSED_S:
             raise FatalRequestError(retry_after_s=int(_REFUSED_S - age_s) + 1)
         if age_s >= _KEPT_S:
             del self.struck[body_hash]
-            return False
-        return True
+        return body_hash in self.struck
 
     def ended(self, body_hash: int, tried: Sequence[EndpointState], *, tries: int, now: float) -> int:
         """Take in that the last of these servers ended after it took the request, so many tries in
@@ -77,9 +68,8 @@ class FatalRequests:
 
     def strike(self, body_hash: int, strikes: int, *, now: float) -> None:
         """Count strikes against a request, as this picker or another one found."""
-        known = self.struck.pop(body_hash, None) or _Strikes(0, now)
-        known.count, known.at = known.count + strikes, now
-        self.struck[body_hash] = known
+        known, _ = self.struck.pop(body_hash, (0, now))
+        self.struck[body_hash] = known + strikes, now
         while len(self.struck) > _MOST:
             self.struck.popitem(last=False)
 
@@ -90,7 +80,7 @@ class FatalRequests:
     def check_integrity(self) -> None:
         assert len(self.struck) <= _MOST
         assert 0 not in self.struck
-        assert all(known.count > 0 for known in self.struck.values())
+        assert all(strikes > 0 for strikes, _ in self.struck.values())
 
 
 # -- kept state ----------------------------------------------------------------------------------------------

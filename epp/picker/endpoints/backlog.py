@@ -88,18 +88,13 @@ class Backlog:
                 self.unbegun += 1
             else:
                 self._unwait(booking)
-            # The drain estimate counts against the oldest booking first, so it is removed with this booking.
-            if self.oldest is booking:
-                self.drained_tokens = max(0.0, self.drained_tokens - booking.tokens)
             self._drop(booking)
-            self.drained_tokens = min(self.drained_tokens, float(self.tokens))
 
     def clear_before(self, when: float, *, now: float, rate: float) -> None:
         """Remove bookings made before `when`: the server was idle then, or they were lost long ago."""
         self.advance(now, rate)
         while (oldest := self.oldest) and oldest.booked_at < when:
             self._remove(oldest, computed=False)
-        self.drained_tokens = min(self.drained_tokens, float(self.tokens))
 
     def begun(self, requests: int, *, now: float, rate: float) -> tuple[int, float] | None:
         """Release the oldest bookings: since the last call the server's counters show first tokens of
@@ -139,14 +134,15 @@ class Backlog:
             self.at = now
 
     def _remove(self, oldest: Booking, *, computed: bool) -> None:
-        # The estimate counts against the oldest booking first.
-        self.drained_tokens = max(0.0, self.drained_tokens - oldest.tokens)
         self.removed.append((oldest, computed))
         self._drop(oldest)
 
     def _drop(self, booking: Booking) -> None:
+        if self.oldest is booking:  # the estimate counts against this booking first
+            self.drained_tokens = max(0.0, self.drained_tokens - booking.tokens)
         del self.bookings[booking]
         self.tokens -= booking.tokens
+        self.drained_tokens = min(self.drained_tokens, float(self.tokens))
 
     def _unwait(self, booking: Booking) -> None:
         """Let no later request have waited for this one, since the server did not compute it."""

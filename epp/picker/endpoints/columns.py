@@ -17,7 +17,7 @@ from epp.base.types import EndpointMetrics
 from epp.picker.endpoints.answers import LATELY_S
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.prefill_rate import ModelRate
-from epp.picker.scheduling.snapshot import Bools, Floats, Ints, Roster, Snapshot
+from epp.picker.scheduling.snapshot import Floats, Ints, Roster, Snapshot
 
 N = TypeVar("N", float, Floats)
 """One number, or a column of them."""
@@ -155,8 +155,6 @@ class Columns:
 
     def failing(self, *, times: int) -> set[int]:
         """Return the slots of the servers whose last `times` scrapes have all failed."""
-        if not self._failing:
-            return set()
         return {slot for slot, failures in self._failing.items() if failures >= times}
 
     def snapshot(
@@ -181,7 +179,8 @@ class Columns:
             waiting, kv_usage = (np.where(fresh, known, np.nan) for known in self._pages_seen)
         has_adapter = free_slot = None
         if adapter:
-            has_adapter = self._mask(self.holders(adapter))
+            has_adapter = np.zeros(len(self._states), dtype=np.bool_)
+            has_adapter[list(self.holders(adapter))] = True
             room = np.where(np.isnan(self._max_adapters), adapter_slots, self._max_adapters)
             free_slot = self._adapters < room
         everyone = self.roster.everyone
@@ -210,11 +209,6 @@ class Columns:
             "undone_tokens": _with(snapshot.undone_tokens, of.no_tokens[at]),
             "said_no": now - of.said_no_at[at] < LATELY_S,
         }
-
-    def _mask(self, slots: AbstractSet[int]) -> Bools:
-        mask = np.zeros(len(self._states), dtype=np.bool_)
-        mask[list(slots)] = True
-        return mask
 
     def _all_fresh(self, *, now: float, stale_after_s: float) -> bool:
         """Return whether the metrics of all servers are known and fresh. The whole column is read only when

@@ -197,10 +197,8 @@ class Fleet:
         state.rate = PrefillRate(self._model_rate(state.model))
 
     def _model_rate(self, model: str) -> ModelRate:
-        rate = self._model_rates.get(model)
-        if rate is None:
-            rate = self._model_rates[model] = ModelRate(start=self._spec.cost.prefill_tokens_per_second)
-        return rate
+        start = self._spec.cost.prefill_tokens_per_second
+        return self._model_rates.setdefault(model, ModelRate(start=start))
 
     # -- for picks -------------------------------------------------------------------------------------------
 

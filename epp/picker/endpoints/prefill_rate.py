@@ -42,11 +42,8 @@ class ModelRate:
     def __init__(self, *, start: float) -> None:
         """start: the rate of the policy."""
         self._fit = LeastSquares(2)
-        self._observed: dict[PrefillRate, int] = {}
-        """The last observation of each server: its first tokens took far longer than predicted (1), far
-        shorter (-1), or neither (0)."""
         self._counts = {-1: 0, 0: 0, 1: 0}
-        """Number of servers by their last observation."""
+        """Number of servers by the side that they showed last."""
         self._requests = 0.0
         """Number of requests in the fit."""
         self._start = start
@@ -65,7 +62,7 @@ class ModelRate:
         predicted_s = self.predicted_s(requests=requests, tokens=tokens)
         side_seen = (seconds > MOST_SLOWNESS * predicted_s) - (MOST_SLOWNESS * seconds < predicted_s)
         self.leave(server)
-        self._observed[server] = side_seen
+        server.side = side_seen
         self._counts[side_seen] += 1
         if not self._learns_from(side_seen):
             return
@@ -90,15 +87,16 @@ class ModelRate:
 
     def leave(self, server: PrefillRate) -> None:
         """Forget a server that is gone or has another model now."""
-        if server in self._observed:
-            self._counts[self._observed.pop(server)] -= 1
+        if server.side is not None:
+            self._counts[server.side] -= 1
+            server.side = None
 
     def _learns_from(self, side_seen: int) -> bool:
         """Return whether the line should learn from this observation: if most servers show the same, or if no
         server agrees with the line and there is no majority.
         """
         for side in (-1, 1):
-            if 2 * self._counts[side] > len(self._observed):
+            if 2 * self._counts[side] > sum(self._counts.values()):
                 return side_seen == side
         return side_seen == 0 or not self._counts[0]
 
@@ -126,10 +124,12 @@ class ModelRate:
 class PrefillRate:
     """The prefill rate of one server (V)."""
 
-    __slots__ = ("_busy_s", "_predicted_s", "_taken_s", "model", "slowness")
+    __slots__ = ("_busy_s", "_predicted_s", "_taken_s", "model", "side", "slowness")
 
     def __init__(self, model: ModelRate) -> None:
         self.model = model
+        self.side: int | None = None
+        """What its last first tokens took: far longer than predicted (1), far shorter (-1), or neither."""
         self._taken_s = 0.0
         self._predicted_s = 0.0
         """Seconds to first tokens, real and predicted, without the waits."""
