@@ -78,7 +78,7 @@ async def verdict_on(address: Address, *, about: str = "", queued: bool = False)
         Endpoint(EndpointName("a"), address), model_rate=ModelRate(start=1000.0), now=0.0
     )
     heard: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    due = [Probe(state, "m", about, Mark(state), queued=queued)]
+    due = [Probe(state, "m", Mark(state, about), queued=queued)]
     probes = Probes(
         due=lambda: [due.pop()] if due else [],
         on_verdict=lambda _, verdict: heard.set_result(verdict),

@@ -10,7 +10,6 @@ and `sharing` change this state, on one thread. A method that changes what `Colu
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from math import inf
 
@@ -238,7 +237,10 @@ class EndpointState:
                 before, after, busy=oldest is not None and oldest.booked_at <= before.scraped_at
             )
             if after.loaded_adapters is not None:
-                self._forget_unloaded(after.known_adapters, before=before.scraped_at)
+                # The server would name an adapter that was last used before the earlier page.
+                known, since = after.known_adapters, before.scraped_at
+                kept = [(name, at) for name, at in self.adapters.items() if at >= since or name in known]
+                self.adapters = OrderedDict(kept)
         self.metrics = after
         self.failures = 0
         self.picks_since_scrape = 0
@@ -259,13 +261,6 @@ class EndpointState:
             keep = 0.5 ** (elapsed_s / 20.0)
             computed = computed_growth(before, after) / elapsed_s
             self.computed_per_s = keep * self.computed_per_s + (1 - keep) * computed
-
-    def _forget_unloaded(self, known: AbstractSet[str], *, before: float) -> None:
-        """Forget adapters that the server does not name, if they were last used before this time. The server
-        would name them if it still held them.
-        """
-        for adapter in [a for a, used_at in self.adapters.items() if used_at < before and a not in known]:
-            del self.adapters[adapter]
 
     def _all_begun(self, after: EndpointMetrics) -> bool:
         """Return whether every request at the server has its first token, as far as this page shows.

@@ -180,7 +180,7 @@ class FailingServers:
     def _mark(self, state: EndpointState, about: str) -> Mark:
         mark = self.marks.get((state, about))
         if mark is None:
-            mark = self.marks[state, about] = Mark(state)
+            mark = self.marks[state, about] = Mark(state, about)
             while len(self.marks) > MOST_KEPT:
                 self.marks.popitem(last=False)
         return mark
@@ -212,7 +212,7 @@ class FailingServers:
         if self.refuted(state, now=now) and seen in ("idle", "stalls", "stalls alone"):
             return False
         if seen in ("hangs", "stalls alone"):
-            return self.hangs(state, form=Form.HANGS if seen == "hangs" else Form.STALLS, now=now)
+            return self.convict(state, Form.HANGS if seen == "hangs" else Form.STALLS, now=now)
         if seen in ("stalls", "may hang"):
             self._suspect(state, Form.STALLS, now=now)
         elif seen != "moves":
@@ -224,13 +224,18 @@ class FailingServers:
                 mark.recover(now=now)
         return False
 
-    def hangs(self, state: EndpointState, *, form: Form = Form.HANGS, now: float) -> bool:
-        """Leave out a server that hangs, as this picker or another one found. Return whether this is news."""
+    def convict(self, state: EndpointState, form: Form = Form.HANGS, *, now: float) -> bool:
+        """Leave a server out at once, as this picker or another one found. Return whether it is news that its
+        requests hang.
+        """
         if state.gone:
             return False
         mark = self._mark(state, "")
         news = not mark.hangs
-        self._convict(mark, form, now=now)
+        mark.share, mark.at, mark.suspected = 1.0, now, None
+        mark.form, mark.needs = form, max(mark.needs, form.proof)
+        if not mark.out:
+            mark.leave_out(picks=self._answers.picks, now=now)
         return news
 
     def refuted(self, state: EndpointState, *, now: float) -> bool:
@@ -245,13 +250,6 @@ class FailingServers:
         if mark is None or not mark.hangs:
             return False
         return mark.verdict in ("ill", "unclear") or not self._may_probe(state)
-
-    def _convict(self, mark: Mark, form: Form, *, now: float) -> None:
-        """Leave a server out at once."""
-        mark.share, mark.at, mark.suspected = 1.0, now, None
-        mark.form, mark.needs = form, max(mark.needs, form.proof)
-        if not mark.out:
-            mark.leave_out(picks=self._answers.picks, now=now)
 
     # -- probes ----------------------------------------------------------------------------------------------
 
@@ -269,30 +267,30 @@ class FailingServers:
         if not self.marks:
             return ()
         free = _MOST_PROBES - sum(mark.probing for mark in self.marks.values())
-        due: list[tuple[str, Mark]] = []
+        due: list[Mark] = []
         trial_s = self.settings.trial_seconds
-        for (state, about), mark in self.marks.items():
+        for mark in self.marks.values():
             every_s = trial_s if mark.out else min(0.5, trial_s)
             waits = now - mark.probed_at < every_s and mark.verdict != "refused"
             done = not mark.out and mark.verdict in ("well", "unclear")
-            if not (mark.probing or done or waits) and self._may_probe(state):
-                due.append((about, mark))
+            if not (mark.probing or done or waits) and self._may_probe(mark.state):
+                due.append(mark)
         probes = []
-        for about, mark in sorted(due, key=lambda each: each[1].probed_at)[: max(0, free)]:
+        for mark in sorted(due, key=lambda mark: mark.probed_at)[: max(0, free)]:
             state, control = mark.state, mark.control
-            if model := about or mark.asked_model or state.account.model or state.model:
+            if model := mark.about or mark.asked_model or state.account.model or state.model:
                 asked = control if mark.verdict == "refused" and control is not None else state
                 mark.probing, mark.probed_at = True, now
                 asked.backlog.unbegun += 1  # no booking waits for its first token
                 queued = _may_wait(asked, stands=mark.needs is Proof.COUNTED, now=now)
-                probes.append(Probe(asked, model, about, mark, queued=queued))
+                probes.append(Probe(asked, model, mark, queued=queued))
         return probes
 
     def probed(self, probe: Probe, verdict: Verdict, *, now: float) -> None:
         mark, state, backlog = probe.mark, probe.mark.state, probe.state.backlog
         if verdict != "well" and backlog.unbegun:
             backlog.unbegun -= 1  # no page counts a first token of it
-        if self.marks.get((state, probe.about)) is not mark:
+        if self.marks.get((state, mark.about)) is not mark:
             return  # The probe was sent for an earlier mark.
         mark.probing = False
         if probe.state is not state and verdict in ("ill", "unclear"):
@@ -307,9 +305,9 @@ class FailingServers:
             mark.refusals_prove = bool(mark.refusals_prove)
             verdict = "ill" if mark.refusals_prove else "unclear"
         if verdict == "ill" and mark.suspected is not None:
-            self._convict(mark, mark.suspected, now=now)
+            self.convict(state, mark.suspected, now=now)
         elif verdict == "ill" and not mark.out:
-            self.failed(state, mark.form, about=probe.about, now=now)
+            self.failed(state, mark.form, about=mark.about, now=now)
         elif verdict == "well":
             self._probed_well(mark, now=now)
         mark.verdict = verdict
@@ -353,8 +351,8 @@ class FailingServers:
         from. places: by slot.
         """
         shares, marks = np.zeros(len(places)), {}
-        for (state, about), mark in self.marks.items():
-            place = places.get(state.slot) if about in ("", model) else None
+        for mark in self.marks.values():
+            place = places.get(mark.state.slot) if mark.about in ("", model) else None
             if place is not None and mark.now(now) > shares[place]:
                 shares[place], marks[place] = mark.now(now), mark
         return shares, marks
@@ -395,7 +393,7 @@ class FailingServers:
     def check_integrity(self) -> None:
         assert len(self.marks) <= MOST_KEPT
         assert all(0.0 <= mark.share <= 1.0 for mark in self.marks.values())
-        assert all(mark.state is key[0] for key, mark in self.marks.items())
+        assert all((mark.state, mark.about) == key for key, mark in self.marks.items())
         assert all(list(mark.ends) == sorted(mark.ends) for mark in self.marks.values())
         assert all(len(mark.ends) <= MOST_ENDS for mark in self.marks.values())
 

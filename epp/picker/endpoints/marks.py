@@ -72,8 +72,6 @@ class Probe:
     """The server that is asked."""
     model: str
     """The model that the probe asks for. Never empty."""
-    about: str
-    """The model that failed, if only one model fails. Empty: the server fails at all models."""
     mark: Mark
     """The picker's knowledge of the suspected server at the time of the probe."""
     queued: bool = False
@@ -85,6 +83,8 @@ class Mark:
     """The record of one server's failures, at all models or at one model."""
 
     state: EndpointState
+    about: str
+    """The model that fails, if only one model fails. Empty: the server fails at all models."""
     share: float = 0.0
     at: float = 0.0
     """When the share was true. The share halves every `_HALF_LIFE_S` from then on, unless the server is left

@@ -91,7 +91,7 @@ async def _ask(client: PageClient, probe: Probe, key: dict[str, str]) -> Verdict
         return "unclear"  # the answer is too long to be read
     except (OSError, ValueError):
         status = _NO_ANSWER
-    return verdict_of(status, about_model=bool(probe.about))
+    return verdict_of(status, about_model=bool(probe.mark.about))
 
 
 def _told(answer: Page) -> int | None:

@@ -177,7 +177,7 @@ class Listener:
             case SharedMade():
                 self._picker.kept_state.remember(event.id_hash, state.endpoint.name, now=now)
             case SharedTrouble(what="hangs") if current and not failures.refuted(state, now=now):
-                failures.hangs(state, now=now)
+                failures.convict(state, now=now)
             case SharedTrouble(what="cut") if current:
                 self._picker.fleet.failures.failed(state, Form.CUTS, now=now)
 

@@ -211,7 +211,7 @@ class _Run:
         if self.traffic.wants_key:
             return delay, "refused"
         told = self.traffic.told if ill and status < 400 else 0
-        return delay, verdict_of(told or status, about_model=bool(due.about))
+        return delay, verdict_of(told or status, about_model=bool(due.mark.about))
 
     def _share(self, now: float) -> None:
         for one in self._exchanges:

@@ -81,7 +81,7 @@ def test_a_server_that_hangs_gets_follow_ups_only_if_a_probe_is_well(form: Form,
     picker = a_picker()
     made = {"resp_1": make(picker, "resp_1", now=1.0)}
     failures = picker.fleet.failures
-    failures.hangs(state(picker, made["resp_1"]), form=form, now=2.0)
+    failures.convict(state(picker, made["resp_1"]), form, now=2.0)
     assert picks(picker, made, now=2.1) == {"resp_1": ("state", True)}
     (probe,) = failures.probes_due(now=2.2)
     failures.probed(probe, verdict, now=2.3)
@@ -94,7 +94,7 @@ def test_a_server_that_hangs_and_cannot_be_probed_gets_no_follow_up(rank: int | 
     spec = PolicySpec(failures=FailureSettings(probe=rank is not None))
     picker = a_picker(spec, on=[dataclasses.replace(each, rank=rank) for each in endpoints("abcd")])
     made = {"resp_1": make(picker, "resp_1", now=1.0)}
-    picker.fleet.failures.hangs(state(picker, made["resp_1"]), now=2.0)
+    picker.fleet.failures.convict(state(picker, made["resp_1"]), now=2.0)
     assert not picker.fleet.failures.probes_due(now=2.0)
     assert picks(picker, made, now=2.1) == {"resp_1": ("no_state", False)}
 
