@@ -294,7 +294,7 @@ class Commits:
             # An endpoint that has just left the fleet, or that will join it later,
             # gets the booking on a state that no pick uses.
             stranger = Endpoint(name=EndpointName(str(served)), address=served, model=pick.state.model)
-            state = self._fleet.new_state(stranger, now=now)
+            state = self._fleet.new_state(stranger)
         prompt, cached = pick.prompt, 0
         if pick.prefill is not None:
             cached = prompt.tokens

@@ -8,7 +8,7 @@ from aiohttp import web
 from epp.base.types import Address, Endpoint, EndpointName
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.marks import Mark, Probe, Verdict
-from epp.picker.endpoints.prefill_rate import ModelRate
+from epp.picker.endpoints.prefill_rate import ModelRate, PrefillRate
 from epp.sources.scraping.page_client import ApiKey
 from epp.sources.scraping.probes import Probes
 from tests.harness.listening import Handler, serving_path
@@ -74,9 +74,8 @@ async def headers_only(request: web.Request) -> web.StreamResponse:
 
 async def verdict_on(address: Address, *, about: str = "", queued: bool = False) -> Verdict:
     """Return the verdict of one probe."""
-    state = EndpointState.new(
-        Endpoint(EndpointName("a"), address), model_rate=ModelRate(start=1000.0), now=0.0
-    )
+    rate = PrefillRate(ModelRate(start=1000.0))
+    state = EndpointState(Endpoint(EndpointName("a"), address), rate)
     heard: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
     due = [Probe(state, "m", Mark(state, about), queued=queued)]
     probes = Probes(

@@ -40,7 +40,7 @@ class Backlog:
 
     __slots__ = ("at", "bookings", "drained_tokens", "removed", "tokens", "unbegun")
 
-    def __init__(self, *, now: float) -> None:
+    def __init__(self) -> None:
         self.bookings: OrderedDict[Booking, None] = OrderedDict()
         self.tokens = 0
         self.drained_tokens = 0.0
@@ -49,7 +49,7 @@ class Backlog:
         self.removed: list[tuple[Booking, bool]] = []
         """Bookings that went with the last pages, and whether counters or the estimate show that they were
         computed. The picker takes them after each page."""
-        self.at = now
+        self.at = 0.0
 
     @property
     def undone(self) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from msgspec import Struct
 from epp.base.types import Endpoint, EndpointMetrics, ModelList
 from epp.picker.endpoints.backlog import Backlog, Booking
 from epp.picker.endpoints.learned import CounterWindow, computed_growth, growth
-from epp.picker.endpoints.prefill_rate import ModelRate, PrefillRate
+from epp.picker.endpoints.prefill_rate import PrefillRate
 
 LONGEST_PREFILL_S = 600.0
 """No prefill takes longer. A booking this old was lost (its stream was let go). A longer predicted time is
@@ -81,8 +81,8 @@ class EndpointState:
     """Everything that is known about one endpoint. Times are monotonic seconds."""
 
     endpoint: Endpoint
-    backlog: Backlog
     rate: PrefillRate
+    backlog: Backlog = field(default_factory=Backlog)
     metrics: EndpointMetrics | None = None
     failures: int = 0
     """Number of scrapes that failed in a row."""
@@ -125,10 +125,6 @@ class EndpointState:
     """What the answers of this process said. `FailingServers` starts another one for another process."""
     changed: set[int] = field(default_factory=set)
     """Every change here adds the slot to this set, for the columns."""
-
-    @classmethod
-    def new(cls, endpoint: Endpoint, *, model_rate: ModelRate, now: float) -> EndpointState:
-        return cls(endpoint=endpoint, backlog=Backlog(now=now), rate=PrefillRate(model_rate))
 
     @property
     def model(self) -> str:

@@ -118,7 +118,7 @@ class Fleet:
         for name, endpoint in wanted.items():
             state = self._states.get(name)
             if state is None:
-                self._states[name] = self.new_state(endpoint, now=now)
+                self._states[name] = self.new_state(endpoint)
                 change.added.append(self._states[name])
                 continue
             old, old_model = state.endpoint, state.model
@@ -128,7 +128,8 @@ class Fleet:
                 self.reset(state, now=now)
                 change.restarted.append(state)
             if old_model != state.model:
-                self._new_rate(state)
+                state.rate.model.leave(state.rate)
+                state.rate = self._rate(state.model)
         self._follow()
         return change
 
@@ -171,7 +172,8 @@ class Fleet:
             if before:
                 self.reset(state, now=now)
                 restarted.append(name)
-            self._new_rate(state)
+            state.rate.model.leave(state.rate)
+            state.rate = self._rate(state.model)
         if renamed:
             self._follow()
         elif changed:
@@ -187,18 +189,13 @@ class Fleet:
         state.forget_server(now=now)
         self.failures.forget(state)
 
-    def new_state(self, endpoint: Endpoint, *, now: float) -> EndpointState:
+    def new_state(self, endpoint: Endpoint) -> EndpointState:
         """Return a new state. Only the prefill rate is known: the rate of the model's other servers."""
-        return EndpointState.new(endpoint, model_rate=self._model_rate(endpoint.model), now=now)
+        return EndpointState(endpoint, self._rate(endpoint.model))
 
-    def _new_rate(self, state: EndpointState) -> None:
-        """Give the state a new rate, because the endpoint serves another model."""
-        state.rate.model.leave(state.rate)
-        state.rate = PrefillRate(self._model_rate(state.model))
-
-    def _model_rate(self, model: str) -> ModelRate:
+    def _rate(self, model: str) -> PrefillRate:
         start = self._spec.cost.prefill_tokens_per_second
-        return self._model_rates.setdefault(model, ModelRate(start=start))
+        return PrefillRate(self._model_rates.setdefault(model, ModelRate(start=start)))
 
     # -- for picks -------------------------------------------------------------------------------------------
 

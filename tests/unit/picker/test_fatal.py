@@ -4,7 +4,7 @@ import pytest
 
 from epp.base.errors import FatalRequestError
 from epp.picker.endpoints.endpoint_state import EndpointState
-from epp.picker.endpoints.prefill_rate import ModelRate
+from epp.picker.endpoints.prefill_rate import ModelRate, PrefillRate
 from epp.picker.remembered import FatalRequests
 from tests.unit.picker.picker_questions import endpoints
 
@@ -12,7 +12,7 @@ BODY = 77
 
 
 def server(*, in_flight: int = 1) -> EndpointState:
-    state = EndpointState.new(*endpoints("a"), model_rate=ModelRate(start=1000.0), now=0.0)
+    state = EndpointState(*endpoints("a"), PrefillRate(ModelRate(start=1000.0)))
     state.in_flight = in_flight
     return state
 

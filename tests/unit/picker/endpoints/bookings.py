@@ -3,7 +3,7 @@
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.picker.endpoints.backlog import Backlog, Booking
 from epp.picker.endpoints.endpoint_state import EndpointState
-from epp.picker.endpoints.prefill_rate import ModelRate
+from epp.picker.endpoints.prefill_rate import ModelRate, PrefillRate
 
 RATE = 100.0
 
@@ -19,9 +19,9 @@ def undone_at(backlog: Backlog, *, now: float) -> float:
     return backlog.undone_tokens(now=now, rate=RATE)
 
 
-def a_state(*, now: float = 0.0) -> EndpointState:
+def a_state() -> EndpointState:
     endpoint = Endpoint(name=EndpointName("a"), address=Address("10.0.0.1", 8000))
-    return EndpointState.new(endpoint, model_rate=ModelRate(start=1000.0), now=now)
+    return EndpointState(endpoint, PrefillRate(ModelRate(start=1000.0)))
 
 
 def book(state: EndpointState, tokens: int, *, now: float) -> Booking:

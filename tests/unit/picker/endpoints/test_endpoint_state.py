@@ -5,7 +5,7 @@ import pytest
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.picker.endpoints.backlog import Backlog, Booking
 from epp.picker.endpoints.endpoint_state import EndpointState
-from epp.picker.endpoints.prefill_rate import ModelRate
+from epp.picker.endpoints.prefill_rate import ModelRate, PrefillRate
 from tests.unit.picker.endpoints.bookings import RATE, a_state, book, booked, page, undone_at
 
 
@@ -83,7 +83,7 @@ def test_nothing_is_known_of_a_new_process() -> None:
 
 
 def test_time_that_runs_backwards_changes_nothing() -> None:
-    backlog = Backlog(now=10.0)
+    backlog = Backlog()
     booked(backlog, 100, now=10.0)
     assert undone_at(backlog, now=9.0) == 100
 
@@ -125,7 +125,7 @@ def test_an_adapter_that_is_only_asked_for_takes_no_slot_from_another() -> None:
 
 
 def test_first_tokens_are_compared_only_if_all_requests_are_known() -> None:
-    backlog = Backlog(now=0.0)
+    backlog = Backlog()
     booked(backlog, 100, now=0.0)
     booked(backlog, 300, now=0.5)  # 50 of the 100 are computed by then
     assert backlog.begun(2, now=4.0, rate=RATE) == (400, 100 + 350)
@@ -244,7 +244,7 @@ def test_computed_tokens_a_second_cover_the_last_minute() -> None:
 def test_a_server_with_later_first_tokens_is_slower_at_once() -> None:
     model = ModelRate(start=8000.0)
     endpoints = [Endpoint(EndpointName(n), Address("10.0.0.1", 8000 + i)) for i, n in enumerate("abc")]
-    slow, *others = (EndpointState.new(endpoint, model_rate=model, now=0.0) for endpoint in endpoints)
+    slow, *others = (EndpointState(endpoint, PrefillRate(model)) for endpoint in endpoints)
     sums = dict.fromkeys((slow, *others), 0.0)
     for at in range(25):
         for state in sums:

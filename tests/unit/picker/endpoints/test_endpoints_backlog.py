@@ -16,7 +16,7 @@ class AgainstNaiveModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.backlog = Backlog(now=0.0)
+        self.backlog = Backlog()
         self.pairs: list[tuple[Booking, list[int]]] = []  # live bookings: booking, [model's tokens]
         self.over: list[Booking] = []
         self.drained = 0.0
