@@ -12,7 +12,7 @@ BODY = 77
 
 
 def server(*, in_flight: int = 1) -> EndpointState:
-    state = EndpointState(*endpoints("a"), PrefillRate(ModelRate(start=1000.0)))
+    state = EndpointState(endpoints("a")[0], PrefillRate(ModelRate(start=1000.0)))
     state.in_flight = in_flight
     return state
 
