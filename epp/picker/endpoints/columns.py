@@ -9,7 +9,7 @@ value is NaN here and None in the state.
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -19,26 +19,23 @@ from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.prefill_rate import ModelRate
 from epp.picker.scheduling.snapshot import Floats, Ints, Roster, Snapshot
 
-N = TypeVar("N", float, Floats)
-"""One number, or a column of them."""
 
+class _Row(NamedTuple):
+    """The numbers that change with every request: those of one endpoint, or a column of each."""
 
-class _Row(NamedTuple, Generic[N]):
-    """The numbers that change with every request: of one endpoint, or as columns."""
-
-    undone_tokens: N
-    undone_at: N
+    undone_tokens: Any
+    undone_at: Any
     """The time of `undone_tokens`. The tokens drain at the prefill rate from then on."""
-    load: N
+    load: Any
     """Requests at the server, by the last metrics and the events since then."""
-    known_load: N
+    known_load: Any
     """Requests that pickers know to be at the server, whatever the metrics say."""
-    noes: N
-    no_tokens: N
-    said_no_at: N
+    noes: Any
+    no_tokens: Any
+    said_no_at: Any
 
 
-def _row_of(state: EndpointState) -> _Row[float]:
+def _row_of(state: EndpointState) -> _Row:
     account = state.account
     return _Row(*state.backlog.undone, *state.loads, account.noes, account.no_tokens, account.said_no_at)
 
@@ -58,7 +55,7 @@ class Columns:
         """Tokens of a KV block. 1 if the server does not say. The last place is for servers
         without a slot."""
         numbers: Floats = np.empty((len(_Row._fields), n))
-        self._of: _Row[Floats] = _Row(*numbers)
+        self._of = _Row(*numbers)
         # These columns are written as memoryviews: numpy writes three times as slowly.
         self._rows = [cast("memoryview[float]", column.data) for column in numbers]
         self._scraped_at, self._waiting, self._kv_usage, self._max_adapters, self._slowness = np.empty((5, n))

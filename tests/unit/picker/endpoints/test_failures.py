@@ -189,21 +189,12 @@ class WatchedServers:
         after = EndpointMetrics(
             scraped_at=now, generated_tokens=tokens, running=running, waiting=0, counts_at_end=at_end
         )
-        before, self._before[state] = self._before.get(state), after
-        return self._look(state, before, after, now=now)
+        seen = self.unread(state, after, now=now)
+        self._before[state] = after
+        return seen
 
-    def unread(self, state: EndpointState, *, now: float) -> Seen:
-        return self._look(state, self._before.get(state), None, now=now)
-
-    def _look(
-        self,
-        state: EndpointState,
-        before: EndpointMetrics | None,
-        after: EndpointMetrics | None,
-        *,
-        now: float,
-    ) -> Seen:
-        seen = self.answers.look(state, before, after, hang_seconds=HANG_S, now=now)
+    def unread(self, state: EndpointState, after: EndpointMetrics | None = None, *, now: float) -> Seen:
+        seen = self.answers.look(state, self._before.get(state), after, hang_seconds=HANG_S, now=now)
         state.picks_since_scrape = 0
         return seen
 
