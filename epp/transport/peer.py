@@ -226,7 +226,7 @@ class Peer(asyncio.Protocol):
         data = connection.data_to_send()
         if data and not transport.is_closing():
             transport.write(data)
-        if connection.ends and self._closing_since == inf:
+        if connection.over and self._closing_since == inf:
             self._closing_since = self.server.now()
             end_our_side(transport)
 

@@ -42,7 +42,7 @@ from epp.transport.http2.messages import (
     Reply,
     read_prefix,
 )
-from epp.transport.http2.other_frames import Control, DataParts
+from epp.transport.http2.other_frames import CLOSED, Control, DataParts
 from epp.transport.http2.streams import Stream, StreamTable
 
 ALL: Final = 2**31
@@ -89,13 +89,6 @@ class Connection:
         """Bytes of answers that wait for the peer's windows."""
         return self._table.unsent
 
-    @property
-    def ends(self) -> bool:
-        """Whether the connection must be closed, because it is over, or the peer knows that we leave and no
-        stream is open any more.
-        """
-        return bool(self.over) or (self._control.left_for_good and not self.streams)
-
     def receive(self, data: bytes, *, now: float, limit: int = ALL) -> list[Event]:
         """Read received bytes in at most about `limit` steps. The rest stays for the next call."""
         if not self.over:
@@ -134,9 +127,7 @@ class Connection:
             stream.reply = reply
 
     def leave(self, *, now: float) -> None:
-        """Ask the peer to open no more streams. Once the peer has seen this, later streams are refused
-        without another call.
-        """
+        """Ask the peer to open no more streams, and to close the connection after its last one."""
         self._table.now = now
         if not self.over:
             self._control.leave()
@@ -145,7 +136,7 @@ class Connection:
         """Close at once. The open streams are gone. reason: the fault of the peer, if there is one."""
         self._table.now = now
         if not self.over:
-            self._fail(Code.ENHANCE_YOUR_CALM if reason else Code.NO_ERROR, reason or "closed")
+            self._fail(Code.ENHANCE_YOUR_CALM if reason else Code.NO_ERROR, reason or CLOSED)
         return self._taken()
 
     def tick(self, *, now: float) -> list[Event]:
@@ -181,29 +172,21 @@ class Connection:
             self._awaited = Kind.SETTINGS
         data, at, table = self._data, self._at, self._table
         end, most, parts = len(data), self._limits.max_frame_bytes, self._data_parts
-        while table.steps > 0:
-            if parts.left:
-                at = parts.go_on(data, at)
-                if parts.left:
-                    break
-            start = at + HEAD_BYTES
-            if start > end:
-                break
+        if parts.left:
+            at = parts.go_on(data, at)
+        while table.steps > 0 and not parts.left and at + HEAD_BYTES <= end:
             high, low, kind, flags, number = unpack_head(data, at)
-            size: int = high << 8 | low
+            start, size = at + HEAD_BYTES, high << 8 | low
             number &= MAX_STREAM_ID
+            if self._awaited != _ANY or kind == _CONTINUATION or size > most:
+                self._check(kind, number, size)
             after = start + size
-            if (
-                kind != _DATA
-                or after > end
-                or size > most
-                or flags & _PADDED
-                or self._awaited != _ANY
-                or not self._on_data(number, data, start, after, flags)
-            ):
+            if kind != _DATA:
                 after = self._on_frame(kind, flags, number, data, start, size=size)
-                if after < 0:
-                    break
+            elif after > end or flags & _PADDED or not self._on_data(number, data, start, after, flags):
+                after = parts.begin(data, start, size=size, flags=flags, number=number)
+            if after < 0:
+                break
             at = after
             table.steps -= 1
         self.pending = table.steps <= 0 and at < end
@@ -213,19 +196,12 @@ class Connection:
             self._data, self._at = data[at:], 0
 
     def _on_frame(self, kind: int, flags: int, number: int, data: bytes, at: int, *, size: int) -> int:
-        """Read a frame that `_on_data` does not take. Its payload of `size` bytes begins at `at`. Returns
-        where the rest begins, or -1 if too little has come.
+        """Read a frame of any kind but DATA. Its payload of `size` bytes begins at `at`. Returns where the
+        rest begins, or -1 if too little has come.
         """
-        if self._awaited != _ANY or kind == _CONTINUATION:
-            self._check_order(kind, number)
-        if size > self._limits.max_frame_bytes:
-            raise FrameError(Code.FRAME_SIZE_ERROR, "frame_too_large")
-        if kind == _DATA:
-            return self._data_parts.begin(data, at, size=size, flags=flags, number=number)
         if kind > _CONTINUATION:
             self._control.receive(kind, flags, number, b"")
-            self._data_parts.skip(size)
-            return at
+            return self._data_parts.skip(data, at, size=size)
         if size > self._limits.max_header_bytes:
             raise FrameError(Code.ENHANCE_YOUR_CALM, "header_list_too_large")
         end = at + size
@@ -240,10 +216,16 @@ class Connection:
             self._awaited = _ANY  # If SETTINGS were awaited, they have come.
         return end
 
-    def _check_order(self, kind: int, number: int) -> None:
-        if kind != self._awaited or (kind == _CONTINUATION and number != self._headers.number):
-            reason = "no_settings" if self._awaited == Kind.SETTINGS else "broken_header_block"
-            raise FrameError(Code.PROTOCOL_ERROR, reason)
+    def _check(self, kind: int, number: int, size: int) -> None:
+        """Check whether such a frame may come now."""
+        if self._awaited == Kind.SETTINGS != kind:
+            raise FrameError(Code.PROTOCOL_ERROR, "no_settings")
+        if _CONTINUATION in (self._awaited, kind) and (
+            self._awaited != kind or number != self._headers.number
+        ):
+            raise FrameError(Code.PROTOCOL_ERROR, "broken_header_block")
+        if size > self._limits.max_frame_bytes:
+            raise FrameError(Code.FRAME_SIZE_ERROR, "frame_too_large")
 
     def _check_beginning(self, now: float) -> None:
         if self._awaited != _ANY and now - self._awaited_since > self._limits.beginning_s:
@@ -307,12 +289,11 @@ class Connection:
             self._table.stream_error(number, Code.PROTOCOL_ERROR, "malformed_headers")
 
     def _open(self, number: int, block: bytes, *, ends: bool) -> None:
-        before, self._table.last_id = self._table.last_id, number
+        self._table.last_id = number
         request = self._headers.known.get(block) or self._headers.request(self._paid(block))
         if ends and request.declared_bytes:
             raise MalformedRequestError
-        if self._control.left_for_good or len(self.streams) >= self._limits.max_streams:
-            self._table.last_id = before if self._control.left_for_good else number
+        if len(self.streams) >= self._limits.max_streams:
             self._table.stream_error(number, Code.REFUSED_STREAM, "too_many_streams")
             return
         stream = self.streams[number] = Stream(number, window=self._limits.stream_window_bytes)
@@ -352,5 +333,5 @@ class Connection:
         self.over = reason
         self._data, self._at, self.pending = b"", 0, False
         self._table.fail(code, reason)
-        if reason != "closed":
+        if reason != CLOSED:
             self._table.events.append(Fault(reason))

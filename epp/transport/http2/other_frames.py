@@ -13,7 +13,8 @@ from epp.transport.http2.frames import Code, Flag, FrameError, Kind, Setting
 from epp.transport.http2.messages import PREFIX_BYTES, Assembly, BadMessageError, Message, message_bytes
 from epp.transport.http2.streams import Stream, StreamTable
 
-_DRAINING: Final = b"draining"
+CLOSED: Final = "closed"
+"""Why a connection is over that ends without a fault of the peer."""
 _ARE_YOU_THERE: Final = b"quiet..."
 _OF_THE_CONNECTION: Final = frozenset((Kind.SETTINGS, Kind.PING, Kind.GOAWAY))
 _OF_A_STREAM: Final = frozenset((Kind.PRIORITY, Kind.RST_STREAM))
@@ -56,15 +57,18 @@ class DataParts:
         self._into = self._stream(number, size, body=self.left - padding)
         return self.go_on(data, start)
 
-    def skip(self, size: int) -> None:
-        """Skip the next bytes, which are the payload of an unknown frame."""
+    def skip(self, data: bytes, at: int, *, size: int) -> int:
+        """Skip the payload of an unknown frame, as far as it has come. Returns where the rest begins."""
         self.left, self._padding = size, 0
         self._into, self._into_size, self._into_ends = None, 0, False
+        return self.go_on(data, at)
 
     def go_on(self, data: bytes, at: int) -> int:
         """Read more of the unfinished frame. Returns where the rest begins."""
-        after = min(len(data), at + self.left)
-        body_end = min(after, at + self.left - self._padding)
+        after, end = at + self.left, len(data)
+        body_end = after - self._padding
+        if after > end:
+            after, body_end = end, min(end, body_end)
         if at < body_end:
             read = self._part(data, at, body_end)
             after = read if read < body_end else after
@@ -75,9 +79,11 @@ class DataParts:
 
     def _stream(self, number: int, size: int, *, body: int) -> Stream | None:
         """Count a frame of `size` bytes, `body` of which belong to the body. Returns its stream."""
-        streams, ends = self._streams, self._into_ends
-        streams.count(size)
-        if not size and not ends:
+        streams = self._streams
+        streams.our_window -= size
+        if streams.our_window < 0:
+            raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overrun")
+        if not size and not self._into_ends:
             streams.too_many("empty_frame_flood")
         stream = streams.by_number.get(number)
         if stream is None or stream.peer_ended:
@@ -89,7 +95,7 @@ class DataParts:
         stream.window -= size
         if stream.declared is not None:
             stream.declared -= body
-            if stream.declared < 0 or (stream.declared and ends):
+            if stream.declared < 0 or (stream.declared and self._into_ends):
                 streams.stream_error(number, Code.PROTOCOL_ERROR, "content_length")
                 return None
         return stream
@@ -137,8 +143,8 @@ class DataParts:
 
 
 class Control:
-    """Knows how far the peer knows that we leave. A method that handles a frame or checks the time may raise
-    FrameError.
+    """Knows whether we leave, and whether the peer is still there. A method that handles a frame or checks
+    the time may raise FrameError.
     """
 
     def __init__(self, streams: StreamTable) -> None:
@@ -147,19 +153,16 @@ class Control:
         self._asked_at: float | None = None
         """When a quiet peer got a PING that it has not answered."""
         self._used_at = streams.now
-        """When the last check found a stream that was open, or had been since the check before it."""
+        """When the last check found a stream that was open, or had been since the check before it. Or else
+        when we began to leave."""
         self._used_id = streams.last_id
         self._leaving = False
         """The peer was asked to open no more streams."""
-        self.left_for_good = False
-        """The peer knows that streams which it opens from now on are refused."""
 
     def leave(self) -> None:
-        """Ask the peer to open no more streams. Idempotent."""
-        if not self._leaving:
-            self._leaving = True
-            self._streams.out.append(frames.goaway(frames.MAX_STREAM_ID, Code.NO_ERROR))
-            self._streams.out.append(frames.frame(Kind.PING, _DRAINING))
+        """Ask the peer to open no more streams. Streams that it opens before it hears this are served."""
+        self._leaving, self._used_at = True, self._streams.now
+        self._streams.out.append(frames.goaway(frames.MAX_STREAM_ID, Code.NO_ERROR))
 
     def receive(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Handle a frame of any kind but DATA, HEADERS, CONTINUATION and a correct WINDOW_UPDATE."""
@@ -173,8 +176,8 @@ class Control:
             self._on_reset(number)
             return
         self._streams.too_many(_BUCKETS.get(kind, "unneeded_frame_flood"))
-        if kind == Kind.PING:
-            self._on_ping(flags, payload)
+        if kind == Kind.PING and not flags & Flag.ACK:
+            self._streams.out.append(frames.frame(Kind.PING, payload, flags=Flag.ACK))
         elif kind == Kind.SETTINGS:
             self._on_settings(flags, payload)
         elif kind == Kind.GOAWAY and len(payload) < 8:
@@ -209,14 +212,6 @@ class Control:
             streams.steps -= len(streams.by_number) >> 4
             streams.widen_all(window)
 
-    def _on_ping(self, flags: int, payload: bytes) -> None:
-        if not flags & Flag.ACK:
-            self._streams.out.append(frames.frame(Kind.PING, payload, flags=Flag.ACK))
-        elif payload == _DRAINING and self._leaving and not self.left_for_good:
-            # Second step: streams that the peer opens from now on are refused.
-            self.left_for_good = True
-            self._streams.out.append(frames.goaway(self._streams.last_id, Code.NO_ERROR))
-
     def check(self, *, read_at: float) -> None:
         """Check all limits at `streams.now`. read_at: when the peer's last bytes were read."""
         now = self._streams.now
@@ -247,13 +242,15 @@ class Control:
             raise FrameError(Code.NO_ERROR, "peer_gone")
 
     def _check_idle(self, now: float) -> None:
-        """Leave a peer that has no calls. It opens another connection for its next call."""
+        """Leave a peer that has no calls. It opens another connection for its next call, and has some time to
+        hear of our leaving.
+        """
         streams, limits = self._streams, self._limits
         if streams.by_number or streams.last_id != self._used_id:
             self._used_at, self._used_id = now, streams.last_id
-        elif now - self._used_at > limits.idle_s + limits.answer_s:
-            raise FrameError(Code.NO_ERROR, "peer_gone")
-        elif now - self._used_at > limits.idle_s:
+        elif now - self._used_at > (limits.answer_s if self._leaving else limits.idle_s):
+            if self._leaving:
+                raise FrameError(Code.NO_ERROR, CLOSED)
             self.leave()
 
 

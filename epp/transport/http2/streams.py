@@ -123,12 +123,6 @@ class StreamTable:
 
     # -- our windows -----------------------------------------------------------------------------------------
 
-    def count(self, size: int) -> None:
-        """Count so many received bytes. Raises FrameError if the window does not allow them."""
-        self.our_window -= size
-        if self.our_window < 0:
-            raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overrun")
-
     def taken_in(self, stream: Stream | None, size: int) -> None:
         """Open the windows by so many bytes, which have been consumed. None: they belong to no stream."""
         if stream is not None:
