@@ -229,7 +229,7 @@ def _envoy_config(args: argparse.Namespace) -> int:
     config = load_config(args.config)
     text = bootstrap(config)
     with contextlib.suppress(OSError):  # the picker says which file it cannot write
-        if Path(config.envoy.eds_file).absolute().parent.is_dir():
+        if Path(config.envoy.eds_file).parent.is_dir():
             write_first(config)
     if args.output is None:
         print(text, end="")

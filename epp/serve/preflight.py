@@ -35,7 +35,7 @@ def inspect(config: Config) -> list[str]:
         if address.startswith("unix:"):
             _check_socket(Path(address.removeprefix("unix:")), field="listen.address")
     if config.envoy.eds_file:
-        above = Path(config.envoy.eds_file).absolute().parents
+        above = Path(config.envoy.eds_file).parents
         folder = next(each for each in above if os.access(each, os.F_OK))  # the picker makes the missing ones
         check_folder(folder, field="envoy.edsFile")
     if fault := ApiKey(config.models.api_key_file).fault():

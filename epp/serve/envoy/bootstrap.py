@@ -77,7 +77,7 @@ def _values(config: Config) -> dict[str, Any]:
     other settings. None: it is not set.
     """
     envoy, picker, traced = config.envoy, config.listen, config.envoy.tracing
-    eds_file, secrets = files.absolute(envoy.eds_file), files.secret_references(config)
+    secrets = files.secret_references(config)
     return {
         **msgspec.structs.asdict(envoy),
         **secrets,
@@ -92,8 +92,7 @@ def _values(config: Config) -> dict[str, Any]:
             for path in config.closed_paths
         ],
         "collector": _socket_address(*traced.address) if traced else None,
-        "eds_file": eds_file,
-        "eds_folder": files.directory_of(eds_file),
+        "eds_folder": files.directory_of(envoy.eds_file),
         "error_replies": _error_replies(),
         "extra_http_filters": list(envoy.extra_http_filters),
         "header_timeout": _seconds(envoy.header_timeout_seconds),

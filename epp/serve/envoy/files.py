@@ -78,7 +78,7 @@ def render_endpoints(endpoints: Iterable[Endpoint]) -> bytes:
 
 def secret_path(config: Config, name: str) -> str:
     """Return the path of the file that names a certificate."""
-    return str(PurePath(absolute(config.envoy.eds_file)).with_suffix(f".{name}.json"))
+    return str(PurePath(config.envoy.eds_file).with_suffix(f".{name}.json"))
 
 
 def secret_references(config: Config) -> dict[str, Message | None]:
@@ -102,11 +102,6 @@ def write_first(config: Config) -> None:
         write_endpoints(endpoints, ())
 
 
-def absolute(path: str) -> str:
-    """Return the path from the root, because Envoy may be started from another directory than the picker."""
-    return os.path.abspath(path)  # noqa: PTH100 - resolves no links: a mounted file may be one
-
-
 def directory_of(path: str) -> Message:
     """Return the directory of an absolute path. Envoy watches a directory and not a file, because both a
     rename and the links of a secret in Kubernetes replace a whole file, and only the directory shows this.
@@ -128,16 +123,15 @@ def _secrets(config: Config) -> dict[str, Message | None]:
 
 
 def _identity(tls: Tls) -> Message:
-    chain, key = absolute(tls.cert_file), absolute(tls.key_file)
     return {
         "tls_certificate": {
-            "certificate_chain": {"filename": chain},
-            "private_key": {"filename": key},
-            "watched_directory": directory_of(chain),
+            "certificate_chain": {"filename": tls.cert_file},
+            "private_key": {"filename": tls.key_file},
+            "watched_directory": directory_of(tls.cert_file),
         }
     }
 
 
 def _trust(ca_file: str) -> Message:
-    ca = absolute(ca_file)
-    return {"validation_context": {"trusted_ca": {"filename": ca}, "watched_directory": directory_of(ca)}}
+    folder = directory_of(ca_file)
+    return {"validation_context": {"trusted_ca": {"filename": ca_file}, "watched_directory": folder}}

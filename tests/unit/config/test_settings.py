@@ -52,6 +52,8 @@ def test_paths_count_from_the_folder_of_the_configuration(file: Path) -> None:
     )
     config = load_config(file)
     assert (config.endpoints_file, config.policy_file) == (f"{file.parent}/e.yaml", "/p")
+    (file.parent / "link").symlink_to(file.parent)
+    assert load_config(file.parent / "link" / file.name).endpoints_file == f"{file.parent}/link/e.yaml"
     assert config.envoy.extra_http_filters == ({"name": "f", "caFile": "x"},)
 
 

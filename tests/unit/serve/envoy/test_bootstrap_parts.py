@@ -10,7 +10,7 @@ import pytest
 
 from epp.base.types import SERVER_HEADERS
 from epp.config.sections import EnvoyTracing
-from epp.config.settings import Config
+from epp.config.settings import Config, load_config
 from tests.harness.envoy import bootstrap_document, cluster, connection_manager
 from tests.unit.serve.envoy.configs import a_config
 
@@ -93,11 +93,15 @@ def test_a_worker_that_hangs_is_left_out_within_3_5_s() -> None:
 
 
 @pytest.mark.parametrize("eds_file", ["eds.json", "run/eds.json", "/run/eds.json"])
-def test_path_of_the_endpoints_file_is_absolute_and_its_folder_is_watched(eds_file: str) -> None:
-    _, servers = clusters(eds_file=eds_file)
+def test_path_of_the_endpoints_file_is_absolute_and_its_folder_is_watched(
+    tmp_path: Path, eds_file: str
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"{{endpointsFile: e, envoy: {{edsFile: {eds_file}}}}}")
+    servers = cluster(bootstrap_document(load_config(file)), "model-servers")
     source = servers["eds_cluster_config"]["eds_config"]["path_config_source"]
-    assert source["path"] == str(Path.cwd() / eds_file)
-    assert source["watched_directory"] == {"path": str((Path.cwd() / eds_file).parent)}
+    assert source["path"] == str(tmp_path / eds_file)
+    assert source["watched_directory"] == {"path": str((tmp_path / eds_file).parent)}
 
 
 def test_the_picker_speaks_http2_and_the_model_servers_http1() -> None:

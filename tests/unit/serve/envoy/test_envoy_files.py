@@ -180,11 +180,3 @@ def test_a_file_names_the_key_and_does_not_hold_it(tmp_path: Path) -> None:
     assert identity["private_key"] == {"filename": pair.key_file}
     assert identity["watched_directory"] == {"path": str(tmp_path / "certs")}
     assert all(b"SECRET" not in file.read_bytes() for file in (tmp_path / "envoy").iterdir())
-
-
-def test_symbolic_links_in_a_path_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    monkeypatch.chdir(tmp_path)
-    assert files.absolute("link/tls.crt") == f"{tmp_path}/link/tls.crt"
-    assert files.directory_of(files.absolute("link/tls.crt")) == {"path": f"{tmp_path}/link"}
