@@ -29,26 +29,8 @@ def test_every_name_has_a_profile() -> None:
     assert {"auto", *DIALECTS} == set(get_args(DialectName))
 
 
-@pytest.mark.parametrize(
-    ("name", "most"),
-    [
-        ("auto", 1),
-        ("istio", 8),
-        ("ai-gateway", 1),
-    ],
-)
-def test_a_gateway_gets_as_many_destinations_as_it_reads(tmp_path: Path, name: str, most: int) -> None:
-    assert load_config(config(tmp_path, f"dialect: {name}")).caller.max_destinations == most
-
-
 def test_the_dialect_is_envoy_if_the_picker_writes_endpoints_for_envoy(tmp_path: Path) -> None:
     assert load_config(config(tmp_path, "envoy: {edsFile: eds.json}")).caller is DIALECTS["envoy"]
-
-
-def test_streams_are_not_held_if_the_gateway_fails_closed(tmp_path: Path) -> None:
-    assert not load_config(config(tmp_path, "dialect: ai-gateway")).holds_streams
-    assert load_config(config(tmp_path, "dialect: istio")).holds_streams
-    assert load_config(config(tmp_path)).holds_streams
 
 
 @pytest.mark.parametrize(
