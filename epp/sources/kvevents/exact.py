@@ -62,20 +62,30 @@ class _Model:
     prompts: Counter[str] = field(default_factory=lambda: Counter(mapped=0, matched=0, missed=0))
     """Numbers of prompts: mapped, matched or missed at their servers, or skipped for some other reason."""
 
-    def state(self) -> tuple[ModelState, str]:
-        """Return the state and its reason."""
+    def status(self) -> ExactModelStatus:
+        """Return what people see of the model. Whether it is off decides about its prompts, too."""
+        state: ModelState = "off"
         if self.settings is None:
-            return "off", f"no exactMode.models entry for {self.name or 'the model'}"
-        if self.hasher is None:
-            return ("off", self.fault) if self.fault else ("waiting", "no event with tokens has come yet")
-        if self.misses_in_a_row >= _MISSES_TO_DISTRUST:
-            return "off", (
+            reason = f"no exactMode.models entry for {self.name or 'the model'}"
+        elif self.hasher is None:
+            state = "off" if self.fault else "waiting"
+            reason = self.fault or "no event with tokens has come yet"
+        elif self.misses_in_a_row >= _MISSES_TO_DISTRUST:
+            reason = (
                 f"no block of {self.misses_in_a_row} prompts in a row appeared at their servers: the tokenizer, chat "
                 "template or adapter paths differ from those of the servers"
             )
-        if self.prompts["matched"]:
-            return "on", ""
-        return "checking", "no routed prompt has appeared in the events yet"
+        elif self.prompts["matched"]:
+            state, reason = "on", ""
+        else:
+            state, reason = "checking", "no routed prompt has appeared in the events yet"
+        return ExactModelStatus(
+            state=state,
+            reason=reason,
+            prompts=dict(self.prompts),
+            algorithm=self.hasher.algorithm if self.hasher is not None else "",
+            block_tokens=self.block_tokens,
+        )
 
 
 class Exact:
@@ -180,7 +190,7 @@ class Exact:
             model.prompts["model"] += 1
         elif model.hasher is None:
             model.prompts["waiting"] += 1
-        elif model.state()[0] == "off" and (model.prompts["off"] + 1) % _LOOK_AGAIN:
+        elif model.status().state == "off" and (model.prompts["off"] + 1) % _LOOK_AGAIN:
             model.prompts["off"] += 1
         else:
             self._map(model, model.settings, model.hasher, routed, now=now)
@@ -236,17 +246,7 @@ class Exact:
     # -- for people ------------------------------------------------------------------------------------------
 
     def models(self) -> dict[str, ExactModelStatus]:
-        judged = {name: (model, *model.state()) for name, model in self._models.items()}
-        return {
-            name: ExactModelStatus(
-                state=state,
-                reason=reason,
-                prompts=dict(m.prompts),
-                algorithm=m.hasher.algorithm if m.hasher is not None else "",
-                block_tokens=m.block_tokens,
-            )
-            for name, (m, state, reason) in judged.items()
-        }
+        return {name: model.status() for name, model in self._models.items()}
 
     def servers(self) -> dict[EndpointName, ExactServerStatus]:
         return {

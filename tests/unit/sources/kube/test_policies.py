@@ -197,19 +197,6 @@ def test_without_the_pool_a_policy_has_no_target() -> None:
     assert policies.told("p") == "False TargetNotFound, False TargetNotFound"
 
 
-def test_a_change_of_status_alone_is_not_a_change_of_the_policy() -> None:
-    policies = JudgedPolicies(policy("p"))
-    assert not policies.set.claims.put(policy("p", status={"observedGeneration": 1}))
-    (seen,) = policies.set.claims.found.values()
-    assert seen.status.observed_generation == 1
-
-
-def test_a_policy_that_a_new_list_lacks_is_removed() -> None:
-    policies = JudgedPolicies(policy("p"), policy("q"))
-    assert policies.set.claims.replace([policy("q")])
-    assert policies.judge().acting.metadata.name == "q"
-
-
 SEVERAL = ("a", "b")
 """The pools of a picker whose Service is `picker`."""
 
