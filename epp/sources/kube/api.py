@@ -14,7 +14,7 @@ import importlib
 import importlib.util
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -123,14 +123,8 @@ class Api:
         a PATCH is a merge patch.
         """
         limits = aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S)
-        try:
-            response = await self._send(method, path, query=query, body=body, limits=limits)
-            async with response:
-                answer = await response.read()
-                _check(response, answer)
-                return answer
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            raise _unreachable(error) from error
+        async with self._answer(method, path, query, limits, body) as response:
+            return await response.read()
 
     async def watch(self, path: str, *, query: Query, idle_s: float) -> AsyncGenerator[bytes]:
         """Yield the lines of a watch until the server ends it. The first line is empty: the watch is open.
@@ -138,54 +132,59 @@ class Api:
         Raises ApiError if the connection breaks, or is silent for `idle_s`.
         """
         limits = aiohttp.ClientTimeout(total=None, sock_connect=_REQUEST_TIMEOUT_S, sock_read=idle_s)
+        async with self._answer("GET", path, query, limits) as response:
+            yield b""
+            async with aclosing(lines_of(response.content.iter_any())) as lines:
+                async for line in lines:
+                    yield line
+
+    @asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, query: Query, limits: aiohttp.ClientTimeout, body: object = None
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """Send a request, and give the answer while it is read. The request is repeated only if its
+        credentials had expired. Raises ApiError for anything but success.
+        """
         try:
-            response = await self._send("GET", path, query=query, limits=limits)
+            response = await self._send(method, path, query, limits, body)
+            if response.status == HTTPStatus.UNAUTHORIZED and await self._renewed():
+                response.release()
+                response = await self._send(method, path, query, limits, body)
             async with response:
-                if response.status != 200:
-                    _check(response, await response.read())
-                yield b""
-                async with aclosing(lines_of(response.content.iter_any())) as lines:
-                    async for line in lines:
-                        yield line
+                if response.status >= 300:
+                    raise _refusal(response, await response.read())
+                yield response
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            raise _unreachable(error) from error
+            text = " ".join(str(error).split()) or "no answer in time"
+            raise ApiError(f"{type(error).__name__}: {text}"[:500]) from error
 
     async def _send(
-        self, method: str, path: str, *, query: Query, limits: aiohttp.ClientTimeout, body: object = None
+        self, method: str, path: str, query: Query, limits: aiohttp.ClientTimeout, body: object
     ) -> aiohttp.ClientResponse:
-        """Return the response, whatever its status. The request is repeated only if its credentials had
-        expired.
-        """
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        prepared = await self._client.param_serialize(
+            method,
+            path,
+            query_params=list(query),
+            header_params={"Accept": "application/json", "Content-Type": kind},
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        sent = await self._client.call_api(*prepared, _request_timeout=limits)
+        response: aiohttp.ClientResponse = sent.response
+        return response
 
-        async def send() -> aiohttp.ClientResponse:
-            prepared = await self._client.param_serialize(
-                method,
-                path,
-                query_params=list(query),
-                header_params={"Accept": "application/json", "Content-Type": kind},
-                body=body,
-                auth_settings=["BearerToken"],
-            )
-            sent = await self._client.call_api(*prepared, _request_timeout=limits)
-            response: aiohttp.ClientResponse = sent.response
-            return response
-
-        answer = await send()
+    async def _renewed(self) -> bool:
+        """Get new credentials, and return whether there may be some."""
         now = asyncio.get_running_loop().time()
-        if (
-            answer.status == HTTPStatus.UNAUTHORIZED
-            and self._renew is not None
-            and now >= self._renew_again_at
-        ):
-            self._renew_again_at = now + _RENEW_PAUSE_S
-            answer.release()
-            try:
-                await self._renew()
-            except ConfigError as error:
-                raise ApiError(str(error), status=HTTPStatus.UNAUTHORIZED) from error
-            answer = await send()
-        return answer
+        if self._renew is None or now < self._renew_again_at:
+            return False
+        self._renew_again_at = now + _RENEW_PAUSE_S
+        try:
+            await self._renew()
+        except ConfigError as error:
+            raise ApiError(str(error), status=HTTPStatus.UNAUTHORIZED) from error
+        return True
 
 
 async def lines_of(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
@@ -210,17 +209,10 @@ async def lines_of(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
         begun, begun_bytes = [rest], len(rest)
 
 
-def _check(response: aiohttp.ClientResponse, answer: bytes) -> None:
-    if response.status < 300:
-        return
+def _refusal(response: aiohttp.ClientResponse, answer: bytes) -> ApiError:
     try:
         message = msgspec.json.decode(answer, type=Failure).message
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         message = ""  # This happens for the page of a proxy.
     said = f"HTTP {response.status} {response.reason}: {message or 'no reason given'}"
-    raise ApiError(said[:1000], status=response.status)
-
-
-def _unreachable(error: Exception) -> ApiError:
-    text = " ".join(str(error).split()) or "no answer in time"
-    return ApiError(f"{type(error).__name__}: {text}"[:500])
+    return ApiError(said[:1000], status=response.status)
