@@ -67,14 +67,13 @@ class Commits:
         Nothing may have changed since the choice was considered.
         """
         question, prompt, adapter, slots, choice = considered
-        state, helper = self._fleet.in_slot(slots[0]), None
+        state, helper, prefix, beginning = self._fleet.in_slot(slots[0]), None, 0, 0
         if choice is not None:
+            prefix, beginning = choice.weighed.asked.prefix, choice.weighed.asked.beginning
             if choice.reason == "trial":
                 self._fleet.failures.tried(state, decision.model, now=now)
             if self._fleet.prefilling:
                 helper = self._prefilling.choose(question, prompt, choice, adapter=adapter, now=now)
-        asked = choice.weighed.asked if choice is not None else None
-        prefix, beginning = (asked.prefix, asked.beginning) if asked is not None else (0, 0)
         sent = SentPick(state.endpoint.name, now, prefix, question.session, beginning)
         for rule in self._guesses.rules:
             rule.committed(sent)
@@ -229,12 +228,17 @@ class Commits:
         share, failures = self._caches.spec.sampling.share, self._fleet.failures
         reads = (state.account.doubted or failures.marks) and failures.reads(state)
         sampled = question.makes_state or (share > 0 and (self._rng.random() < share or bool(reads)))
+        server = state.endpoint
+        set_headers: tuple[tuple[str, str], ...] = ()
+        if server.rank is not None:  # the request names this data parallel rank, so that no other takes it
+            decision.destinations = decision.destinations[:1]
+            set_headers = ((RANK_ADDRESS, server.address.text), (RANK, str(server.rank)))
         pick = Pick(
             decision=decision,
             destinations=decision.destinations,
             sampled=sampled,
             phase=Phase.SENT,
-            set_headers=(),
+            set_headers=set_headers,
             state=state,
             streams=streams,
             prompt=prompt,
@@ -246,7 +250,7 @@ class Commits:
             wait=self._fleet.answers.sent(state, model=decision.model, streams=streams, now=now),
         )
         self._guesses.follow(pick)
-        return pick if state.endpoint.rank is None else _to_rank(pick, state.endpoint)
+        return pick
 
     def _failed(self, pick: Pick, *, now: float) -> None:
         if pick.state.process != pick.guess.process:
@@ -307,10 +311,3 @@ class Commits:
         )
         self._guesses.follow(pick)
         self._send(Moved(now, pick))
-
-
-def _to_rank(pick: Pick, rank: Endpoint) -> Pick:
-    """Name one data parallel rank in the request, so that no other server can take it."""
-    pick.destinations = pick.decision.destinations = pick.destinations[:1]
-    pick.set_headers = ((RANK_ADDRESS, rank.address.text), (RANK, str(rank.rank)))
-    return pick

@@ -5,7 +5,7 @@ from epp.picker.guesses import drop_guess, guess_chain
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.table import PrefixTable, chunks_in, end_bytes
 from epp.picker.prefix_index.upkeep import add_endpoint, clear_endpoint, drop_endpoint, evict, resize
-from tests.unit.picker.prefix_index.tables import A, B, C, chain, new_table
+from tests.unit.picker.prefix_index.tables import A, B, chain, new_table
 
 SMALL = Chunks(size_bytes=4, later_size_bytes=10, later_from_bytes=8)
 
@@ -22,14 +22,6 @@ def test_default_schedule_cuts_a_400_kb_prompt_into_448_chunks() -> None:
 
 
 class TestRecord:
-    def test_a_server_that_left_meanwhile_is_ignored(self) -> None:
-        table = new_table(A)
-        drop_endpoint(table, A)
-        recorded = table.record(A, chain("abc"), now=1)
-        table.touch(A, chain("abc"), now=2)
-        assert (recorded.added, table.entries, list(table.mirrors)) == (0, 0, [])
-        check_integrity(table)
-
     def test_a_growing_conversation_stays_one_run(self) -> None:
         table = new_table(A, B)
         text = "s"
@@ -87,15 +79,3 @@ def test_a_guess_is_void_after_a_restart_or_a_departure() -> None:
     drop_guess(table, before_departure)
     assert table.match(chain("abc")) == {A: 3}
     check_integrity(table)
-
-
-class TestServersThatRestartOrLeave:
-    def test_a_new_server_in_the_slot_of_a_departed_server_inherits_nothing(self) -> None:
-        table = new_table(A, B)
-        table.record(A, chain("abc"), now=1)
-        drop_endpoint(table, A)
-        add_endpoint(table, C, capacity_bytes=10)
-        assert table.match(chain("abc")) == {}
-        table.record(C, chain("abc"), now=2)
-        assert table.match(chain("abc")) == {C: 3}
-        check_integrity(table)
