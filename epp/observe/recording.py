@@ -16,6 +16,7 @@ somebody reads: the first question begins the recording, and a pause without que
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
 from typing import Annotated, Any, Final, NamedTuple
@@ -131,60 +132,57 @@ class LinesRead(NamedTuple):
     following: int
 
 
+@dataclass(eq=False)
 class Tap:
-    """`on`: somebody reads, so requests are recorded."""
-
-    def __init__(
-        self, picker: Picker, *, clock: Callable[[], float] = time.monotonic, most_bytes: int = _MOST_BYTES
-    ) -> None:
-        self._picker = picker
-        self._clock = clock
-        self._most_bytes = most_bytes
-        self.on = False
-        self._asked_at = 0.0
-        self._lines: deque[bytes] = deque()
-        self._lines_bytes = 0
-        self._following = 1
+    picker: Picker
+    clock: Callable[[], float] = time.monotonic
+    most_bytes: int = _MOST_BYTES
+    on: bool = field(init=False, default=False)
+    """Whether somebody reads, so that requests are recorded."""
+    _asked_at: float = field(init=False, default=0.0)
+    _lines: deque[bytes] = field(init=False, default_factory=deque)
+    _lines_bytes: int = field(init=False, default=0)
+    _following: int = field(init=False, default=1)
 
     def read(self, since: int | None) -> LinesRead:
         """Return the lines about picker and servers, then those of the requests from number `since` on. None:
         none yet.
         """
-        self._asked_at = self._clock()
+        self._asked_at = self.clock()
         if not self.on:
             self.on = True
-            self._picker.subscribe(self.on_event)
-            self._picker.add_recorders(1)
+            self.picker.subscribe(self.on_event)
+            self.picker.add_recorders(1)
         first = self._following - len(self._lines)
         if since is None:
             since = self._following
         elif since > self._following:  # the number comes from an earlier process
             since = first
         start = max(since, first)
-        head = [encode(opening_of(self._picker)), encode(servers_of(self._picker))]
+        head = [encode(opening_of(self.picker)), encode(servers_of(self.picker))]
         lines = b"".join([*head, *islice(self._lines, start - first, None)])
         return LinesRead(lines, start - since, self._following)
 
     def on_event(self, event: PickerEvent) -> None:
         if not isinstance(event, Ended):
             return
-        if self._clock() - self._asked_at > GONE_AFTER_S:
+        if self.clock() - self._asked_at > GONE_AFTER_S:
             self._end()
             return
-        key = self._picker.caches.secret.key
+        key = self.picker.caches.secret.key
         line = encode(line_of(event.request, unix_now_s=time.time(), key=key))
         self._lines.append(line)
         self._following += 1
         self._lines_bytes += len(line)
-        while self._lines_bytes > self._most_bytes:
+        while self._lines_bytes > self.most_bytes:
             self._lines_bytes -= len(self._lines.popleft())
 
     def _end(self) -> None:
         self.on = False
         self._lines.clear()
         self._lines_bytes = 0
-        self._picker.unsubscribe(self.on_event)
-        self._picker.add_recorders(-1)
+        self.picker.unsubscribe(self.on_event)
+        self.picker.add_recorders(-1)
 
 
 def line_of(request: Pick, *, unix_now_s: float, key: bytes) -> RecordedRequest:

@@ -8,6 +8,7 @@ the field in.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 from math import inf
 from typing import Any, Final
 
@@ -106,7 +107,7 @@ def _samples(metric: Metric, labels: Labels, value: Any) -> Iterator[tuple[str, 
                     float(number),
                 )
         case Distribution():
-            counted = value.cumulative()
+            counted = list(accumulate(value.counts))
             for bound, count in zip(map(floatToGoString, (*value.bounds, inf)), counted, strict=True):
                 yield "_bucket", (*metric.labels, "le"), (*labels, bound), float(count)
             yield "_count", metric.labels, labels, float(counted[-1])

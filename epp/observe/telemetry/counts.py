@@ -8,7 +8,6 @@ from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from typing import Final
 
 from epp.base.metric import counter, gauge, histogram
@@ -29,10 +28,6 @@ class Distribution:
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
-
-    def cumulative(self) -> list[int]:
-        """Return for each bound the number of values up to the bound. The last number counts all values."""
-        return list(accumulate(self.counts))
 
 
 ByLabel = defaultdict[str, float]

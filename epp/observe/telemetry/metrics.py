@@ -38,22 +38,18 @@ from epp.picker.events import (
 _log = logging.getLogger("epp.requests")
 
 
+@dataclass(kw_only=True, eq=False)
 class Metrics:
-    """Listens with `on_event`. Decisions also go to `decisions`."""
+    """Listens with `on_event`."""
 
-    def __init__(
-        self,
-        *,
-        decisions: DecisionRing,
-        state: StatusSource,
-        unix_clock: Callable[[], float] = time.time,
-        timer: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        """timer: the same timer as the streams'."""
-        self._decisions = decisions
-        self._state = state
-        self._unix_clock = unix_clock
-        self._timer = timer
+    decisions: DecisionRing
+    """Every decision and refusal is added to it."""
+    state: StatusSource
+    unix_clock: Callable[[], float] = time.time
+    timer: Callable[[], float] = time.perf_counter
+    """The same timer as the streams'."""
+
+    def __post_init__(self) -> None:
         self._counts = counts = EventCounts()
         self._requests, self._servers, self.process = counts.requests, counts.servers, counts.process
         """The loops of the picker write into `process`."""
@@ -80,7 +76,7 @@ class Metrics:
     def _began(self, event: Began) -> None:
         decision, counts = event.request.decision, self._requests
         counts.in_flight += 1
-        counts.pick_seconds.observe(event.picked_in_s(timer_s=self._timer()))
+        counts.pick_seconds.observe(event.picked_in_s(timer_s=self.timer()))
         self._servers[decision.chosen].picks[decision.reason] += 1
         if decision.prefill is not None:
             helper = self._servers[decision.prefill.name]
@@ -92,7 +88,7 @@ class Metrics:
             counts.unread[decision.unread] += 1
         if decision.dry_run is not None:
             counts.dry_run[decision.dry_run.policy, str(decision.dry_run.agrees).lower()] += 1
-        self._decisions.append(decision)
+        self.decisions.append(decision)
 
     def _answered(self, decision: Decision, *, mismatch: bool) -> None:
         server = self._servers[decision.served_by]
@@ -126,10 +122,10 @@ class Metrics:
         _log.log(level, "refused: %s", error, extra=extra)
         self._requests.requests["refused", "unknown"] += 1
         self._requests.refused[error.reason] += 1
-        self._decisions.append(
+        self.decisions.append(
             RefusalRecord(
                 request_id=request_id,
-                at_unix_s=self._unix_clock(),
+                at_unix_s=self.unix_clock(),
                 status=error.status,
                 reason=error.reason,
                 message=str(error),
@@ -142,7 +138,7 @@ class Metrics:
             del self._servers[name]
 
     def collect(self) -> Iterator[Metric]:
-        status = self._state()
+        status = self.state()
         self.keep({endpoint.name for endpoint in status.endpoints})
         yield from chain(families(objects(self._counts, status)), self._of_python.collect())
 

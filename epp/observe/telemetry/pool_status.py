@@ -82,7 +82,9 @@ def _pool(
     rate = sum(server.prefill_tokens_per_s or 0.0 for server in servers)
     usages = [server.kv_usage for server in servers if server.kv_usage is not None]
     kv_usage = mean(usages) if usages else 0.0
-    busy = sum(map(_computed_per_s, servers)) / rate
+    # No more than a server can compute, whatever its counters say: wrong ones must not start other servers.
+    computed_per_s = sum(min(s.computed_tokens_per_s, s.prefill_tokens_per_s or 0.0) for s in servers)
+    busy = computed_per_s / rate
     undone_s = sum(server.backlog_tokens for server in servers) / rate
     return PoolStatus(
         model=model,
@@ -92,10 +94,3 @@ def _pool(
         waiting_s={"servers": undone_s, "queue": queued_s},
         saturation=max(kv_usage, busy, (undone_s + queued_s) / goal_s),
     )
-
-
-def _computed_per_s(server: EndpointStatus) -> float:
-    """Return tokens per second, but no more than the server can compute, whatever its counters say. One
-    server with wrong counters must not make an autoscaler start others.
-    """
-    return min(server.computed_tokens_per_s, server.prefill_tokens_per_s or 0.0)

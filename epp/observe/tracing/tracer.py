@@ -21,7 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from epp.base.types import ApiKind
 from epp.picker.decision import Decision
-from epp.picker.events import Began, Ended, PickerEvent
+from epp.picker.events import Began, Ended, Pick, PickerEvent
 
 SPAN_NAME: Final = "pick"
 _CALLER: Final = TraceContextTextMapPropagator()
@@ -52,9 +52,7 @@ class Tracer:
         if isinstance(event, Began):
             self._begin(event)
         elif isinstance(event, Ended):
-            found = self._open.pop(id(event.request), None)
-            if found is not None:
-                self._end(*found, event.request.decision)
+            self._end(event.request)
 
     def _begin(self, event: Began) -> None:
         decision, caller = event.request.decision, event.question.trace
@@ -70,9 +68,12 @@ class Tracer:
             end = decision.at_unix_s + event.picked_in_s(timer_s=self._timer())
             self._open[id(event.request)] = span, end
 
-    def _end(self, span: Span, end_unix_s: float, decision: Decision) -> None:
-        span.set_attributes(attributes_of(decision))
-        if error := error_of(decision):
+    def _end(self, request: Pick) -> None:
+        span, end_unix_s = self._open.pop(id(request), (None, 0.0))
+        if span is None:
+            return
+        span.set_attributes(attributes_of(request.decision))
+        if error := error_of(request.decision):
             span.set_status(Status(StatusCode.ERROR, error))
         span.end(int(end_unix_s * 1e9))
 
