@@ -46,6 +46,7 @@ _CONTENT_SECURITY_POLICY: Final = (
 )
 """Allows only what this address serves: no other host, no inline script, no styles except those of the file.
 """
+_JSON: Final = "application/json"
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -107,8 +108,8 @@ class AdminServer:
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Refuse unknown hosts, show errors as JSON, and close each connection after its answer, since an
-        idle connection would take a place.
+        """Refuse unknown hosts, show errors as JSON, and let no browser keep an answer or guess its type.
+        Close each connection after its answer, since an idle connection would take a place.
         """
         try:
             if not _is_known(request.headers.get("Host", ""), names=self.hosts):
@@ -121,25 +122,21 @@ class AdminServer:
             answer = _json({"error": error.reason if usual else error.text}, status=error.status)
             if "Allow" in error.headers:
                 answer.headers["Allow"] = error.headers["Allow"]
+        answer.headers.update({"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"})
         answer.force_close()
         return answer
 
     async def _page(self, request: web.Request) -> web.Response:
         name = request.path.lstrip("/") or "index.html"
-        headers = {
-            "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",
-            "Cache-Control": "no-store",
-        }
+        headers = {"Content-Security-Policy": _CONTENT_SECURITY_POLICY, "Referrer-Policy": "no-referrer"}
         return web.Response(
             body=self._files[name], content_type=_FILES[name], charset="utf-8", headers=headers
         )
 
     async def _live(self, _: web.Request) -> web.Response:
-        answer = _answer(self.board.packed())
-        answer.headers["Content-Encoding"] = "gzip"
-        return answer
+        return web.Response(
+            body=self.board.packed(), content_type=_JSON, headers={"Content-Encoding": "gzip"}
+        )
 
     async def _prometheus(self, _: web.Request) -> web.Response:
         pieces = []
@@ -167,13 +164,14 @@ class AdminServer:
             shown.append(encode(as_json(record)))
             if n % _PORTION == 0:
                 await asyncio.sleep(0)
-        return _answer(b'{"decisions": [\n' + b",\n".join(shown) + b"]}\n")
+        body = b'{"decisions": [\n' + b",\n".join(shown) + b"]}\n"
+        return web.Response(body=body, content_type=_JSON)
 
     async def _decision(self, request: web.Request) -> web.Response:
         request_id = request.match_info["request_id"]
         if "text/html" in request.headers.get("Accept", ""):  # a browser: the live page shows the decision
             place = f"{'../' * (1 + request_id.count('/'))}#{quote(request_id, safe='')}"
-            return web.Response(status=302, headers={"Location": place, "Cache-Control": "no-store"})
+            return web.Response(status=302, headers={"Location": place})
         record = self.board.decisions.get(request_id)
         if record is None:
             kept = len(self.board.decisions)
@@ -213,16 +211,7 @@ def _is_known(host: str, *, names: tuple[str, ...]) -> bool:
 
 
 def _json(value: object, *, status: int = 200) -> web.Response:
-    return _answer(encode(value), status=status)
-
-
-def _answer(body: bytes, *, status: int = 200) -> web.Response:
-    return web.Response(
-        body=body,
-        status=status,
-        content_type="application/json",
-        headers={"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"},
-    )
+    return web.Response(body=encode(value), status=status, content_type=_JSON)
 
 
 def _whole(query: MultiMapping[str], name: str, *, usual: int, most: int) -> int:

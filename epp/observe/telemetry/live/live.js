@@ -42,7 +42,6 @@ function spark(values) {
 
 let state = null;
 let paused = false;
-const known = new Map();
 
 function tiles(found, rows) {
   const ready = rows.filter((row) => row.state === "ready").length;
@@ -146,17 +145,18 @@ function candidates(decision) {
   return [legend, ...rows];
 }
 
+async function decisionOf(id) {
+  const answer = await fetch(`decisions/${encodeURIComponent(id)}`);
+  return answer.json();
+}
+
 async function open(details, request) {
   const box = details.querySelector(".parts");
-  if (known.has(request.request_id)) { box.replaceChildren(...candidates(known.get(request.request_id))); return; }
   box.textContent = "Loading.";
   try {
-    const answer = await fetch(`decisions/${encodeURIComponent(request.request_id)}`);
-    const decision = await answer.json();
-    if (!decision.candidates || !decision.candidates.length) { box.textContent = decision.message || decision.error || "Nobody was scored for this request."; return; }
-    known.set(request.request_id, decision);
-    if (known.size > 100) known.delete(known.keys().next().value);
-    box.replaceChildren(...candidates(decision));
+    const decision = await decisionOf(request.request_id);
+    if (decision.candidates?.length) box.replaceChildren(...candidates(decision));
+    else box.textContent = decision.message || decision.error || "Nobody was scored for this request.";
   } catch { box.textContent = "The picker does not answer."; }
 }
 
@@ -197,8 +197,7 @@ async function one() {
   const isElement = byId(id) !== null;
   byId("one").hidden = !id || isElement;
   if (!id || isElement) return;
-  const answer = await fetch(`decisions/${encodeURIComponent(id)}`);
-  const decision = await answer.json();
+  const decision = await decisionOf(id);
   const facts = Object.entries(decision).filter(([, value]) => value !== null && value !== "" && typeof value !== "object");
   byId("facts").replaceChildren(...facts.map(fact).flatMap(([name, value]) => [el("dt", {}, name.replaceAll("_", " ")), el("dd", {}, `${value}`)]));
   byId("one-parts").replaceChildren(...(decision.candidates?.length ? candidates(decision) : []));
@@ -210,17 +209,15 @@ function show() {
 
 async function look() {
   if (!paused && !document.hidden) {
+    let old = false;
     try {
       const answer = await fetch("live");
       if (!answer.ok) throw new Error(answer.statusText);
       state = await answer.json();
-      document.body.classList.remove("stale");
-      byId("stale").hidden = true;
       show();
-    } catch (error) {
-      document.body.classList.add("stale");
-      byId("stale").hidden = false;
-    }
+    } catch { old = true; }
+    document.body.classList.toggle("stale", old);
+    byId("stale").hidden = !old;
   }
   setTimeout(look, 1000 * (state ? state.refresh_s : 2));
 }
