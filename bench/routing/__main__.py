@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.routing.bench import Result, Setting, calibrate, costs_of, plan_runs, run_all, saturation
 from bench.routing.catalog import BY_NAME, CONFIGS, RIVALS, is_ours
 from bench.routing.drawn_workloads import drawn
-from bench.routing.more_workloads import MORE, UNTUNED
+from bench.routing.more_workloads import MORE, PUBLIC, UNTUNED
 from bench.routing.report import cells_of, goals, report
 from bench.routing.store import Store, code_of, named
 from bench.routing.workloads import SPECS, label
@@ -48,7 +48,7 @@ _NEAR_RULES = (
 )
 """The default rule, and the other rules that come near it on some workload."""
 
-_LOADS_OF = {"saturation": saturation, "capacity": calibrate}
+_LOADS_OF = {"saturation": saturation, "capacity": calibrate, "rate": lambda *_: (1.0, 1.0)}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         metavar="A,B",
         help=f"of {', '.join(SPECS)} (default: all of these), or of {', '.join(MORE)}; `all` of both; "
-        f"or of {', '.join(UNTUNED)}; `untuned`: all of these; `drawn-N`: a workload drawn from the number N",
+        f"or of {', '.join(UNTUNED)}; `untuned`: all of these; or of {', '.join(PUBLIC)}; `drawn-N`: a workload drawn from the number N",
     )
     add(
         "--trace",
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         "--load-of",
         choices=_LOADS_OF,
         default="saturation",
-        help="capacity that loads are shares of: the highest rate of the fleet (default), or its rate with 16 requests in flight at each server",
+        help="capacity that loads are shares of: the highest rate of the fleet (default), its rate with 16 requests in flight at each server, or one request a second (`rate`; a closed loop has one user)",
     )
     add("--seeds", type=int, default=0, metavar="N", help="number of seeds (default 3)")
     add("--scale", type=float, default=0.0, metavar="X", help="send X times the usual number of requests")
@@ -196,7 +196,7 @@ def _workloads(text: str, *, quick: bool) -> list[str]:
     if text == "untuned":
         return list(UNTUNED)
     names = [name for name in text.split(",") if name]
-    there_are = (*SPECS, *MORE, *UNTUNED)
+    there_are = (*SPECS, *MORE, *UNTUNED, *PUBLIC)
     unknown = [name for name in names if name not in there_are and drawn(name) is None]
     if unknown:
         sys.exit(f"no such workload: {', '.join(unknown)} (there are {', '.join(there_are)}, drawn-N)")

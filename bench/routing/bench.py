@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.routing.catalog import BY_NAME, router_of
 from bench.routing.drawn_workloads import drawn
-from bench.routing.more_workloads import MORE, UNTUNED
+from bench.routing.more_workloads import MORE, PUBLIC, UNTUNED
 from bench.routing.peer import HoldingRouter
 from bench.routing.rows import Row, row_of
 from bench.routing.traces import trace_spec
@@ -82,8 +82,8 @@ class Result:
 
 def spec_of(workload: str) -> Spec:
     """Return the workload of this name, or the trace at this path."""
-    named = SPECS.get(workload) or MORE.get(workload) or UNTUNED.get(workload) or drawn(workload)
-    return named or trace_spec(Path(workload))
+    known = {**SPECS, **MORE, **UNTUNED, **PUBLIC}
+    return known.get(workload) or drawn(workload) or trace_spec(Path(workload))
 
 
 _COSTS = CostModel(decode_step_s=0.008, decode_per_request_s=0.0001, lora_load_s=0.5)

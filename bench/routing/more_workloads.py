@@ -308,3 +308,55 @@ UNTUNED: Mapping[str, Spec] = {
         ),
     )
 }
+
+
+# -- shapes that others published; docs/bench-routing.md has their figures -----------------------------------
+
+
+def code_agents(rng: random.Random) -> Iterator[Sequence[Turn]]:
+    """Yield llm-d's agents that write code: 20 turns after a context of 160,000 tokens in the mean, which is
+    cut at 400,000 to fit a cache. Their tools take 15 s in the mean.
+    """
+    while True:
+        context = length(rng, mean=160_000, sigma=1.07, least=10_000, most=400_000)
+        yield [
+            Turn(
+                added_tokens=length(rng, mean=1500, sigma=0.7, least=100, most=8000) + (0 if n else context),
+                answer_tokens=length(rng, mean=425, sigma=1.2, least=16, most=8000),
+                think_s=length(rng, mean=15_000, sigma=1.6, least=100, most=200_000) / 1000 if n else 0.0,
+                system=None if n else Segment(SYSTEM_IDS, 3000),
+            )
+            for n in range(20)
+        ]
+
+
+def grouped(
+    rng: random.Random, count: int, *, groups: int, shared: int, own: int, answer: int
+) -> list[Timed]:
+    """Return requests of equal groups, each with a beginning of its own."""
+    return [
+        Timed(
+            rng.expovariate(1),
+            made_request(n, (Segment(SYSTEM_IDS + rng.randrange(groups), shared),), own, answer),
+        )
+        for n in range(count)
+    ]
+
+
+PUBLIC: Mapping[str, Spec] = {
+    spec.name: spec
+    for spec in (
+        Spec(name="code-agents", kind="closed", sessions=code_agents, block_tokens=512),
+        Spec(
+            name="prefixes",
+            kind="open",
+            make=partial(grouped, groups=600, shared=1000, own=100, answer=100),
+        ),
+        Spec(
+            name="one-group",
+            kind="open",
+            make=partial(grouped, groups=1, shared=2548, own=7252, answer=430),
+            num_requests=400,
+        ),
+    )
+}

@@ -153,15 +153,17 @@ class Answers:
         A server sends the headers of a streamed answer before it computes the first token. So a server whose
         engine stands still sends the first byte of every answer, and no more. Its metrics page shows this:
         requests of this picker are open there, and from one page to the next no token and no finished request
-        was counted. If first bytes do not come, the answers themselves show it.
+        was counted. If first bytes do not come, the answers themselves show it. A server that computes a very
+        long prompt counts nothing for minutes, but its cache fills.
         """
         account, rate = state.account, state.tokens_per_s
         counts = counts_answers(after or before) and (before is None or counts_answers(before))
-        undone_s = min(state.backlog.undone_tokens(now=now, rate=rate) / rate, LONGEST_PREFILL_S)
+        undone_s = min(state.backlog.tokens / rate, LONGEST_PREFILL_S)
+        fills = before is not None and after is not None and before.kv_usage != after.kv_usage
         # Pages are not read at exactly even times, so a little less than the whole time is enough.
         least_s = 0.8 * hang_seconds
         late = self._late(account, counts=counts, least_s=least_s, undone_s=undone_s, now=now)
-        if hang_seconds and len(late) >= _OVERDUE:
+        if hang_seconds and not fills and len(late) >= _OVERDUE:
             account.waits.difference_update(late)  # each request is judged once
             return "hangs" if sum(wait.streams for wait in late) >= _OVERDUE else "may hang"
         if after is None:
@@ -174,7 +176,7 @@ class Answers:
         account.done = not state.picks_since_scrape and (grew or account.done)
         # The server has computed everything that was sent to it, so a client reads its answer slowly.
         read_slowly = after.inside == 0 and account.done
-        if grew or not counts or read_slowly or not state.in_flight or not hang_seconds:
+        if grew or fills or not counts or read_slowly or not state.in_flight or not hang_seconds:
             account.stands_since, account.patience_s = now if state.in_flight else None, 0.0
             return "moves" if grew or not counts else "idle"
         since = account.stands_since = now if account.stands_since is None else account.stands_since

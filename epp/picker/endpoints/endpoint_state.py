@@ -264,13 +264,15 @@ class EndpointState:
         First tokens minus ended requests are the requests that decode, except for a constant: requests
         that ended without a first token, and counts from before. If we subtract the requests at the
         server, the number is largest on pages without a request in prefill. So a page with the largest number
-        seen so far shows no request in prefill.
+        seen so far shows no request in prefill. On a first page, our own requests may all be in prefill.
         """
         inside = after.inside
         if inside is None or after.ttft_count is None or after.finished is None:
             return inside == 0
         surplus = after.ttft_count - after.finished - inside
-        if inside == 0 or self.surplus is None or surplus > self.surplus:
+        if self.surplus is None:
+            self.surplus = min(0.0, surplus + len(self.backlog.bookings))
+        if inside == 0 or surplus > self.surplus:
             self.surplus = surplus
         return surplus == self.surplus
 

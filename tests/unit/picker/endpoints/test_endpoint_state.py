@@ -50,6 +50,16 @@ def test_only_scrapes_count_a_request_after_it_was_let_go() -> None:
     assert state.loads[0] == 0
 
 
+def test_a_first_page_proves_no_prompt_that_is_being_computed() -> None:
+    state = a_state()
+    book(state, 300_000, now=0.0)
+    for n in range(1, 4):
+        state.take_page(page(float(n), running=1, begun=0, finished=0), now=float(n))
+    assert len(state.backlog.bookings) == 1
+    state.take_page(page(4.0, running=1, begun=1, finished=0), now=4.0)
+    assert len(state.backlog.bookings) == 0
+
+
 def test_metrics_are_fresh_up_to_their_age_limit_and_unknown_beyond() -> None:
     state = a_state()
     assert state.fresh(now=0.0, stale_after_s=5.0) is None

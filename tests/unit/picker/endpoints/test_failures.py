@@ -185,9 +185,15 @@ class WatchedServers:
         now: float,
         running: int = 1,
         at_end: bool = False,
+        kv_usage: float = 0.5,
     ) -> Seen:
         after = EndpointMetrics(
-            scraped_at=now, generated_tokens=tokens, running=running, waiting=0, counts_at_end=at_end
+            scraped_at=now,
+            generated_tokens=tokens,
+            running=running,
+            waiting=0,
+            counts_at_end=at_end,
+            kv_usage=kv_usage,
         )
         seen = self.unread(state, after, now=now)
         self._before[state] = after
@@ -231,8 +237,14 @@ def test_server_stalls_alone_if_counters_of_another_one_have_grown_since() -> No
 
 def test_a_server_has_twice_the_time_that_its_booked_work_should_take() -> None:
     watched, state = WatchedServers(), sent_to(a_state(), 3000)  # 3 s of work
-    seen = [watched.page(state, 5.0, now=float(n)) for n in range(8)]
-    assert seen.index("stalls") == 6, "0.8 * 2 s, and twice the 2 s that were left at the second page"
+    seen = [watched.page(state, 5.0, now=float(n)) for n in range(9)]
+    assert seen.index("stalls") == 8, "0.8 * 2 s, and twice the 3 s"
+
+
+def test_a_server_whose_cache_fills_computes_a_long_prompt() -> None:
+    watched, state = WatchedServers(), sent_to(a_state())
+    seen = [watched.page(state, 5.0, now=float(n), kv_usage=0.01 * min(n, 6)) for n in range(9)]
+    assert seen == ["moves", *["idle"] * 7, "stalls"], "0.8 * 2 s after the last growth, at 6 s"
 
 
 def test_a_server_that_is_unasked_or_waits_for_a_slow_client_is_idle() -> None:
