@@ -22,8 +22,9 @@ from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import PickerStatus
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
-from epp.protocol.asking import StreamContext, StreamSettings, request_names
+from epp.protocol.asking import request_names
 from epp.protocol.codec import decode, encode
+from epp.protocol.settings import StreamContext, StreamSettings
 from epp.protocol.stream import HttpStream
 
 FLEETS = (4, 100, 1000, 5000)

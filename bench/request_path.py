@@ -34,7 +34,7 @@ from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import PickerStatus
 from epp.picker.gate import Gate
-from epp.protocol.asking import StreamSettings
+from epp.protocol.settings import StreamSettings
 from epp.transport.server import ExtProcServer
 
 _ROOT: Final = Path(__file__).resolve().parents[1]

@@ -11,9 +11,10 @@ from epp.base.errors import FlowRefusedError, PickError, SaturatedError
 from epp.base.types import ApiKind
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
-from epp.protocol.asking import StreamContext, StreamSettings, collect
+from epp.protocol.asking import collect
 from epp.protocol.header_names import DECISION, TEST_SERVED, read_addresses
 from epp.protocol.http_events import Answer, BodyMode, Headers, Modes, Refuse, Slot
+from epp.protocol.settings import StreamContext, StreamSettings
 from epp.request.response import ResponseReader
 
 DROPPED: Final = "x-llm-d-request-dropped-reason"

@@ -11,22 +11,23 @@ the stream cleanly after the pick, while the HTTP request goes on. Pure.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from epp.base.errors import BadRequestError, NoEndpointError, SaturatedError
+from epp.base.errors import BadRequestError, NoEndpointError, PickError, SaturatedError
 from epp.base.types import Address, ApiKind, InferenceRequest
-from epp.config.dialects import MOST_DESTINATIONS
+from epp.config.dialects import WAIT_SHARE
 from epp.config.flow import Flow
 from epp.config.policy import PolicySpec
 from epp.picker.decision import Question
 from epp.picker.events import Pick
-from epp.picker.gate import NO_CLAIM, FlowClaim, Gate
+from epp.picker.gate import NO_CLAIM, FlowClaim, WaitingRequest
 from epp.picker.picker import Picker
+from epp.picker.unserved import UnservedRequest
 from epp.protocol.header_names import (
     DESTINATION,
     LENGTH,
@@ -37,68 +38,16 @@ from epp.protocol.header_names import (
     TEST_SELECTION,
     TRACEPARENT,
     TTFT_MS,
+    read_address,
     read_addresses,
     read_claim,
     read_prescribed,
 )
-from epp.protocol.http_events import Answer, BodyMode, BodyRoom, Headers, Modes, Slot
-from epp.request.blocked import BlockedPaths
+from epp.protocol.http_events import Answer, BodyMode, Delay, Headers, Modes, Slot
+from epp.protocol.settings import StreamContext, StreamSettings
 from epp.request.client_names import bounded_name, id_in_path, makes_state
 from epp.request.parse import parse_request, skim_request
 from epp.request.rewriting import with_model
-
-_NOTHING_BLOCKED: Final = BlockedPaths(())
-
-
-@dataclass(frozen=True, slots=True)
-class StreamSettings:
-    """The settings of all streams in this deployment."""
-
-    max_body_bytes: int = 32 * 2**20
-    room: BodyRoom = field(default_factory=BodyRoom)
-    """The bound for the bodies of all streams together."""
-    hold_streams: bool = True
-    max_destinations: int = MOST_DESTINATIONS
-    """The most destinations that the data plane can read. A stream gives fewer if its first message shows
-    that the data plane reads only one.
-    """
-    shows_answers: bool = True
-    """Whether the stream lives as long as the HTTP request. False: it ends once the data plane has the pick.
-    """
-    conformance_headers: bool = False
-    retries_once: bool = False
-    """Whether our own Envoy retries once, so that the picker may allow a second retry."""
-    mode_override: bool = True
-    """Whether the data plane may be asked to stream a sampled answer."""
-    longest_delay_s: float = 0.0
-    """The longest time that the data plane can be asked to wait for the answer to a buffered body.
-
-    0: it cannot be asked.
-    """
-    given_delay_s: float = 0.0
-    """How long the data plane waits for the answer to a buffered body without being asked.
-
-    0: unknown, so no request relies on it.
-    """
-    blocked: BlockedPaths = _NOTHING_BLOCKED
-    answers_list: bool = True
-    """Whether the picker answers `GET /v1/models` if any server has reported its models."""
-    traced: bool = False
-    """Whether trace contexts are read."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamContext:
-    """The parts that all streams of a server use."""
-
-    picker: Picker
-    settings: StreamSettings
-    new_request_id: Callable[[], str]
-    timer: Callable[[], float]
-    """Measures how long parsing and picking took."""
-    gate: Gate | None = None
-    """Where requests may wait."""
-
 
 NO_BODY: Final = InferenceRequest(kind=ApiKind.OTHER)
 ENCODED: Final = InferenceRequest(kind=ApiKind.OTHER, unread="encoded_body")
@@ -169,6 +118,8 @@ class Asked(Struct, frozen=True, gc=False):
 
     question: Question
     head: Head
+    slot: Slot
+    """The message whose answer carries the pick."""
     only_once: bool
     """Whether only one server may get the request."""
     changed_body: bytes | None
@@ -177,6 +128,7 @@ class Asked(Struct, frozen=True, gc=False):
 
 def ask(
     head: Head,
+    slot: Slot,
     body: bytes | memoryview,
     context: StreamContext,
     *,
@@ -233,7 +185,51 @@ def ask(
         names_state=inference.names_state or (id_in_path(head.path) if inference.kind in _APART else ""),
         makes_state=not hurried and inference.kind in _KEEP and inference.stores and makes_state(head.path),
     )
-    return Asked(question, head, only_once, changed)
+    return Asked(question, head, slot, only_once, changed)
+
+
+def offer(
+    asked: Asked,
+    context: StreamContext,
+    *,
+    modes: Modes,
+    on_decided: Callable[[Pick | PickError, float], None],
+    now: float,
+) -> tuple[Pick | WaitingRequest | UnservedRequest, Sequence[Delay]]:
+    """Return the pick, or the request that flow control lets wait until `on_decided` is called, with the
+    message that tells the data plane so. Raises PickError.
+    """
+    question, head, settings, gate = asked.question, asked.head, context.settings, context.gate
+    longest_s = 0.0
+    if context.picker.flow_decides and not question.hurried and not head.asks_only:
+        longest_s = longest_wait_s(asked.slot, question, modes, settings)
+    if gate is None or longest_s <= 0 or not gate.on:
+        return context.picker.pick(question, now=now), ()
+    keeps_body = asked.changed_body is not None or modes.request_body.echoed
+    offered = gate.offer(
+        question,
+        head.claim,
+        on_decided,
+        size_bytes=question.inference.held_bytes + (question.body_bytes if keeps_body else 0),
+        longest_s=WAIT_SHARE * longest_s,
+        now=now,
+    )
+    return offered, (Delay(longest_s),) if settings.longest_delay_s > 0 and longest_s < inf else ()
+
+
+def longest_wait_s(slot: Slot, question: Question, modes: Modes, settings: StreamSettings) -> float:
+    """Return how many seconds the data plane can wait for the answer to `slot`. 0: the answer must come now.
+
+    With full duplex, no message is due before the answer to the headers. With BUFFERED, the picker asks for
+    more time once, or the request waits within the data plane's time-out. In the other modes the data plane
+    would go on without the picker, or would stop reading. A request without a prompt costs its server next to
+    nothing, and goes at once.
+    """
+    if not question.inference.prompt:
+        return 0.0
+    if modes.request_body.echoed:
+        return inf
+    return settings.longest_delay_s or settings.given_delay_s if slot is Slot.REQUEST_BODY else 0.0
 
 
 def _read_body(path: str, body: bytes | memoryview, *, partial: bool, hurried: bool) -> InferenceRequest:
@@ -247,9 +243,9 @@ def _read_body(path: str, body: bytes | memoryview, *, partial: bool, hurried: b
         raise
 
 
-def answer(asked: Asked, slot: Slot, pick: Pick, context: StreamContext) -> Answer:
+def answer(asked: Asked, pick: Pick, context: StreamContext) -> Answer:
     """Return the answer that says where the request goes."""
-    head, settings, decision = asked.head, context.settings, pick.decision
+    head, slot, settings, decision = asked.head, asked.slot, context.settings, pick.decision
     decision.tenant = decision.tenant or head.claim.tenant
     destination = ",".join([address.text for address in pick.destinations])
     if slot is Slot.REQUEST_TRAILERS:
@@ -328,10 +324,13 @@ def collect(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
     return {name: ",".join(several) for name, several in values.items()}
 
 
-def answer_status(headers: Sequence[tuple[str, str]]) -> int:
-    """Return the HTTP status of an answer. 0 if it cannot be read."""
-    text = collect(headers).get(":status", "")
-    return int(text) if len(text) == 3 and text.isascii() and text.isdigit() else 0
+def note_answer(event: Headers, pick: Pick, picker: Picker, *, now: float) -> None:
+    """Tell the picker that the answer to a pick has begun. A status that cannot be read is 0."""
+    text = collect(event.headers).get(":status", "")
+    status = int(text) if len(text) == 3 and text.isascii() and text.isdigit() else 0
+    first = pick.destinations[0]
+    served = first if event.served == first.text else read_address(event.served)
+    picker.on_response_headers(pick, status=status, served=served, lost=event.lost, now=now)
 
 
 def _to_remove(found: Mapping[str, str], flow: Flow) -> tuple[str, ...]:

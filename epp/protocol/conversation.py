@@ -20,10 +20,11 @@ from epp.config.policy import Policy
 from epp.picker.events import Phase, ProtocolFault
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
-from epp.protocol.asking import StreamContext, StreamSettings, bounded_trace, request_names
+from epp.protocol.asking import bounded_trace, request_names
 from epp.protocol.calls import Caller, Handler
 from epp.protocol.codec import decode, echoes_in, encode
 from epp.protocol.http_events import Action, StreamProtocolError
+from epp.protocol.settings import StreamContext, StreamSettings
 from epp.protocol.stream import HttpStream
 from epp.transport.http2.messages import INVALID_ARGUMENT, OK
 
@@ -158,7 +159,7 @@ class LiveStreams:
     def let_go(self, stream: HttpStream, *, now: float) -> None:
         """End the call of a stream that is not held open, since its request no longer needs it."""
         call = self.live.pop(stream)
-        stream.detach(now=now)
+        stream.close(now=now, goes_on=True)
         self.room()
         call.end(OK)
 

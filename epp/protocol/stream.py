@@ -12,10 +12,11 @@ events in a wrong order raise a StreamProtocolError.
 picker or flow control (`picker.gate`) decides. If flow control holds a request, its canonical prompt stays in
 memory, and with full duplex its body too. `answers` knows the refusals, and which answers the picker reads.
 
-Invariants: There is at most one pick. `close` or `detach` releases it exactly once. After a refusal nothing
+Invariants: There is at most one pick. `close` releases it exactly once. After a refusal nothing
 is answered.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -25,21 +26,10 @@ from epp.picker.decision import Outcome
 from epp.picker.events import BEGUN, FOLLOWS, OVER, Phase, Pick, ProtocolFault, Refused
 from epp.picker.gate import WaitingRequest
 from epp.picker.unserved import UnservedRequest
+from epp.protocol import asking
 from epp.protocol.answers import SampledAnswer, answer_to_headers, model_list, refused, sampled_answer
-from epp.protocol.asking import (
-    NO_BODY,
-    NO_ROOM,
-    NOT_SEEN,
-    OVERLOADED,
-    Asked,
-    Head,
-    StreamContext,
-    answer,
-    answer_status,
-    ask,
-    head_of,
-)
-from epp.protocol.header_names import RESERVED, read_address
+from epp.protocol.asking import Asked, Head
+from epp.protocol.header_names import RESERVED
 from epp.protocol.http_events import (
     PLAIN,
     Action,
@@ -55,7 +45,7 @@ from epp.protocol.http_events import (
     Trailers,
     pieces,
 )
-from epp.protocol.waiting import offer
+from epp.protocol.settings import StreamContext
 
 _SILENT: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 _UNPICKED: Final = (Answer(Slot.REQUEST_HEADERS, remove_headers=RESERVED),)
@@ -106,10 +96,8 @@ class HttpStream:
         """The pieces of a body whose headers are not answered yet."""
         self._request_ended = False
         """Whether no more pieces of the request's body come."""
-        self._waiting: tuple[WaitingRequest | UnservedRequest, Asked, Slot, Sequence[Action]] | None = None
-        """Set while flow control holds the request: the request there, what is asked, the message whose
-        answer carries the pick, and the answers that follow it.
-        """
+        self._waiting: WaitingRequest | UnservedRequest | None = None
+        """Set while flow control holds the request."""
         self._sampled: SampledAnswer | None = None
         """Set while the picker learns from the answer's body as it streams by."""
 
@@ -162,29 +150,26 @@ class HttpStream:
             return False
         return self._request_ended or not echoed
 
-    def detach(self, *, now: float) -> None:
-        """Let go of the request on purpose while its answer is still being sent."""
-        if self.phase is Phase.DONE:
-            self.close(now=now)
-        elif self._release() and self.pick is not None:
-            self._context.picker.detach(self.pick, now=now)
-
     def half_close(self, *, now: float) -> None:
         """Take in that the data plane ended its side in order. The request is over, unless the data plane
         wanted only a pick.
         """
-        if self._asks_only and self.phase not in BEGUN:
-            self.detach(now=now)
-        else:
-            self.close(now=now)
+        self.close(now=now, goes_on=self._asks_only and self.phase not in BEGUN)
 
-    def close(self, *, now: float, broken: bool = False) -> None:
-        """Release everything that the request holds. Idempotent. broken: the fault is the picker's own."""
-        pick, outcome = self.pick, self._outcome()
-        if self._sampled is not None:
+    def close(self, *, now: float, broken: bool = False, goes_on: bool = False) -> None:
+        """Release everything that the request holds. Idempotent. broken: the fault is the picker's own.
+        goes_on: the stream is let go on purpose, while the HTTP request may still be answered.
+        """
+        picker, pick, outcome = self._context.picker, self.pick, self._outcome()
+        goes_on = goes_on and self.phase is not Phase.DONE
+        if self._sampled is not None and not goes_on:
             self._end_answer(now=now)
-        if self._release() and pick is not None:
-            self._context.picker.end(pick, outcome="failed" if broken else outcome, now=now)
+        if not self._release() or pick is None:
+            return
+        if goes_on:
+            picker.detach(pick, now=now)
+        else:
+            picker.end(pick, outcome="failed" if broken else outcome, now=now)
 
     @property
     def held_bytes(self) -> int:
@@ -239,7 +224,7 @@ class HttpStream:
         """Stop waiting, and drop the body that was held."""
         waiting, self._waiting, body, self._body = self._waiting, None, self._body, None
         if waiting is not None and self._context.gate is not None:
-            self._context.gate.leave(waiting[0])
+            self._context.gate.leave(waiting)
         if body is not None:
             body.drop()
 
@@ -255,7 +240,7 @@ class HttpStream:
             raise StreamProtocolError("second_request_headers")
         self._learn(event.modes)
         self._request_ended = event.end_of_stream
-        head = self._head = head_of(event, self._context, trace=self._trace)
+        head = self._head = asking.head_of(event, self._context, trace=self._trace)
         self._asks_only = head.asks_only
         if self.phase is not Phase.START:
             return _UNPICKED  # The client already has an answer, perhaps the data plane's own.
@@ -266,7 +251,7 @@ class HttpStream:
             return self._await_body(head, now=now)
         listed = model_list(event, head.path, picker) if settings.answers_list else None
         if listed is None:
-            return self._decide(Slot.REQUEST_HEADERS, instead=NO_BODY, now=now)
+            return self._decide(Slot.REQUEST_HEADERS, instead=asking.NO_BODY, now=now)
         self._enter(Phase.REFUSED)
         return (listed,)
 
@@ -276,7 +261,7 @@ class HttpStream:
         """
         mode, hurried = self._modes.request_body, self._hurried
         if mode < BodyMode.BUFFERED or (hurried and self._context.picker.news.one_model):
-            instead = OVERLOADED if hurried else NOT_SEEN
+            instead = asking.OVERLOADED if hurried else asking.NOT_SEEN
             return self._decide(Slot.REQUEST_HEADERS, instead=instead, now=now)
         if mode not in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
             self._body = Body(self._context.settings.room)
@@ -308,7 +293,7 @@ class HttpStream:
         room, size = self._context.settings.room, len(event.data)
         self._require_fits(size)
         partial = self._modes.request_body is BodyMode.BUFFERED_PARTIAL and not event.end_of_stream
-        instead = NO_ROOM if room.held_bytes + size > room.max_bytes else None
+        instead = asking.NO_ROOM if room.held_bytes + size > room.max_bytes else None
         return self._decide(Slot.REQUEST_BODY, event.data, instead=instead, partial=partial, now=now)
 
     def _on_piece(self, event: Piece, body: Body, *, now: float) -> Sequence[Action]:
@@ -334,7 +319,7 @@ class HttpStream:
             return self._let_go(self._body, end_of_stream=False, after=answer, now=now)
         if self.phase is Phase.BODY:
             # The body has no bytes, and trailers follow. Only the dynamic metadata can still name the server.
-            return self._decide(Slot.REQUEST_TRAILERS, instead=NO_BODY, now=now)
+            return self._decide(Slot.REQUEST_TRAILERS, instead=asking.NO_BODY, now=now)
         if self.phase is Phase.START:
             self._enter(Phase.PASSED)
             self._context.picker.report(ProtocolFault("trailers_before_headers"))
@@ -347,7 +332,7 @@ class HttpStream:
         whole, self._body = body.take(), None
         if self.phase is not Phase.HOLDING:
             return (*_UNPICKED, *self._back(whole, end_of_stream=end_of_stream), *after)
-        instead = None if body.has_room else NO_ROOM
+        instead = None if body.has_room else asking.NO_ROOM
         return self._decide(
             Slot.REQUEST_HEADERS, whole, instead=instead, ends=end_of_stream, after=after, now=now
         )
@@ -374,39 +359,37 @@ class HttpStream:
         pick; whether it ends the stream. `after` follows these answers.
         """
         context, head, modes, hurried = self._context, self._head, self._modes, self._hurried
-        picker, gate = context.picker, context.gate
         assert head is not None, "the headers came"
-        asked = ask(
-            head, body, context, modes=modes, instead=instead, partial=partial, hurried=hurried, now=now
+        asked = asking.ask(
+            head, slot, body, context, modes=modes, instead=instead, partial=partial, hurried=hurried, now=now
         )
         if ends is not None:
             back = body if asked.changed_body is None else asked.changed_body
             after = (*self._back(back, end_of_stream=ends), *after)
-        if gate is None or not picker.flow_decides or hurried or head.asks_only:
-            return self._picked(asked, slot, picker.pick(asked.question, now=now), after)
-        decided, delay = offer(gate, asked, slot, context, modes=modes, on_decided=self._on_decided, now=now)
+        on_decided = functools.partial(self._on_decided, asked, after)
+        decided, delay = asking.offer(asked, context, modes=modes, on_decided=on_decided, now=now)
         if isinstance(decided, Pick):
-            return self._picked(asked, slot, decided, after)
-        self._waiting = (decided, asked, slot, after)
+            return self._picked(asked, after, decided)
+        self._waiting = decided
         self._enter(Phase.WAITING)
         return delay
 
-    def _on_decided(self, decided: Pick | PickError, now: float) -> None:  # noqa: ARG002 - as the gate calls it
+    def _on_decided(
+        self, asked: Asked, after: Sequence[Action], decided: Pick | PickError, _now: float
+    ) -> None:
         """Send or refuse a request that waited, as flow control has decided."""
-        waiting, self._waiting = self._waiting, None
-        assert waiting is not None
+        self._waiting = None
         assert self._deliver is not None, "a stream with a gate can be answered later"
         if isinstance(decided, PickError):
             self._deliver(self._refuse(decided))
         else:
-            _, asked, slot, after = waiting
-            self._deliver(self._picked(asked, slot, decided, after))
+            self._deliver(self._picked(asked, after, decided))
 
-    def _picked(self, asked: Asked, slot: Slot, pick: Pick, after: Sequence[Action]) -> Sequence[Action]:
+    def _picked(self, asked: Asked, after: Sequence[Action], pick: Pick) -> Sequence[Action]:
         self._enter(Phase.SENT)
         self.pick = pick
         self._head, self._explains = None, asked.head.debug
-        return (answer(asked, slot, pick, self._context), *after)
+        return (asking.answer(asked, pick, self._context), *after)
 
     def _refuse(self, error: PickError) -> Sequence[Action]:
         """Refuse the request, in the format of its API."""
@@ -429,10 +412,7 @@ class HttpStream:
         if pick is None:
             self._enter(Phase.ANSWERED)
         else:
-            status = answer_status(event.headers)
-            first = pick.destinations[0]
-            served = first if event.served == first.text else read_address(event.served)
-            context.picker.on_response_headers(pick, status=status, served=served, lost=event.lost, now=now)
+            asking.note_answer(event, pick, context.picker, now=now)
             if pick.sampled and not event.end_of_stream:
                 self._sampled = sampled_answer(event, pick, context, modes=self._modes, hold=self.hold)
         if event.end_of_stream:

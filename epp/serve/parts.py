@@ -16,8 +16,8 @@ from epp.config.settings import Config
 from epp.config.sharing import SIGNING_KEY
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.secret import KEY_BYTES, HashSecret, derived
-from epp.protocol.asking import StreamSettings
 from epp.protocol.http_events import BodyRoom
+from epp.protocol.settings import StreamSettings
 from epp.request.blocked import BlockedPaths
 
 if TYPE_CHECKING:

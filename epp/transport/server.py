@@ -18,10 +18,10 @@ from epp.config.sections import Listen
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.protocol import access_log
-from epp.protocol.asking import StreamSettings
 from epp.protocol.calls import Service
 from epp.protocol.conversation import SERVICE, Conversation, LiveStreams, Overload
 from epp.protocol.health import MOST_QUESTION_BYTES, Health
+from epp.protocol.settings import StreamSettings
 from epp.transport.http2.frames import Limits
 from epp.transport.http2_server import Http2Server, max_peers
 

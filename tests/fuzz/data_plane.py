@@ -10,9 +10,10 @@ from epp.config.policy import PolicySpec
 from epp.config.sections import Listen
 from epp.picker.events import OVER, Began, Ended, PickerEvent
 from epp.protocol.access_log import AccessLog
-from epp.protocol.asking import StreamContext, StreamSettings, request_names
+from epp.protocol.asking import request_names
 from epp.protocol.codec import decode, encode
 from epp.protocol.http_events import StreamProtocolError
+from epp.protocol.settings import StreamContext, StreamSettings
 from epp.protocol.stream import HttpStream
 from epp.transport.http2.frames import Setting, frame, settings
 from epp.transport.peer import Peer

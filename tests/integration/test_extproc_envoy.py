@@ -22,7 +22,7 @@ from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import PolicySpec, Sampling
 from epp.config.sections import Listen
 from epp.picker.picker import Picker
-from epp.protocol.asking import StreamSettings
+from epp.protocol.settings import StreamSettings
 from epp.serve.envoy import files
 from epp.transport.server import ExtProcServer
 from tests.harness.envoy import bootstrap_document, running_envoy

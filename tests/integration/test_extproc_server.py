@@ -21,8 +21,8 @@ from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.sections import Listen, Tls
 from epp.picker.picker import Picker
-from epp.protocol.asking import StreamSettings
 from epp.protocol.conversation import SERVICE
+from epp.protocol.settings import StreamSettings
 from epp.transport.server import ExtProcServer
 from tests.harness.certificate import make_certificate, replace_file
 from tests.harness.data_plane import exchange

@@ -14,7 +14,7 @@ import pytest
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.sections import Listen
 from epp.picker.picker import Picker
-from epp.protocol.asking import StreamSettings
+from epp.protocol.settings import StreamSettings
 from epp.transport.server import ExtProcServer
 from tests.harness.cached_builds import CachedBuild, cache_folder, run
 from tests.harness.prepared import CLUSTER, lacking

@@ -12,7 +12,7 @@ import pytest
 
 from epp.base.types import EndpointMetrics
 from epp.config.sections import Listen
-from epp.protocol.asking import StreamSettings
+from epp.protocol.settings import StreamSettings
 from epp.transport.http2.frames import Kind
 from epp.transport.peer import Peer
 from epp.transport.server import ExtProcServer

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from epp.config.policy import LoadSettings
-from epp.protocol.asking import StreamSettings
 from epp.protocol.http_events import Body, BodyRoom, Refuse
+from epp.protocol.settings import StreamSettings
 from epp.protocol.stream import HttpStream
 from tests.harness.steps import steps
 from tests.unit.protocol.stream_bench import (
@@ -68,7 +68,7 @@ class Streams(RuleBasedStateMachine):
         stream = data.draw(st.sampled_from(self.open))
         self.open.remove(stream)
         if let_go:
-            stream.detach(now=self.now)
+            stream.close(now=self.now, goes_on=True)
         stream.close(now=self.now, broken=broken)
 
     @invariant()

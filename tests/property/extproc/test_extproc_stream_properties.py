@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from epp.config.policy import PolicySpec, Sampling
 from epp.picker.picker import Picker
-from epp.protocol.asking import StreamContext, StreamSettings
 from epp.protocol.codec import encode
 from epp.protocol.http_events import (
     BodyMode,
@@ -18,6 +17,7 @@ from epp.protocol.http_events import (
     Refuse,
     StreamProtocolError,
 )
+from epp.protocol.settings import StreamContext, StreamSettings
 from epp.protocol.stream import HttpStream
 from tests.harness.seen import Seen
 from tests.unit.picker.picker_questions import a_picker, endpoints
@@ -138,7 +138,7 @@ def test_no_order_of_events_breaks_the_stream_or_leaves_a_booking(
         assert sum(isinstance(a, Refuse) for a in actions) <= 1
         stream.check_integrity()
     if end == "detach" and stream.can_detach:
-        stream.detach(now=50.0)
+        stream.close(now=50.0, goes_on=True)
     stream.close(now=50.0, broken=end == "broken")
     stream.check_integrity()
     assert len(seen.picks) <= 1

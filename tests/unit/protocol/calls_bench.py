@@ -11,8 +11,8 @@ from epp.config.flow import Flow
 from epp.config.policy import Cost
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
-from epp.protocol.asking import StreamSettings
 from epp.protocol.conversation import Conversation, LiveStreams
+from epp.protocol.settings import StreamSettings
 from epp.transport.http2.messages import OK as GRPC_OK
 from epp.transport.http2.messages import Reply
 from tests.unit.protocol.stream_bench import BODY, HEADERS, OK, Bench

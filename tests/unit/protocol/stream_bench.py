@@ -10,7 +10,6 @@ from functools import partial
 from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import PolicySpec, Sampling
 from epp.picker.picker import Picker
-from epp.protocol.asking import StreamContext, StreamSettings
 from epp.protocol.http_events import (
     Action,
     Answer,
@@ -23,6 +22,7 @@ from epp.protocol.http_events import (
     Slot,
     Trailers,
 )
+from epp.protocol.settings import StreamContext, StreamSettings
 from epp.protocol.stream import HttpStream
 from epp.request.rewriting import Rewrite, Rewrites, RewriteTarget
 from tests.harness.seen import Seen

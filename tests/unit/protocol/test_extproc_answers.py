@@ -13,8 +13,8 @@ from epp.config.policy import DEFAULT_POLICY, Sampling
 from epp.picker.events import Cut, PickerEvent
 from epp.picker.picker import Picker
 from epp.protocol.access_log import MOST_ENTRIES, MOST_MESSAGE_BYTES, AccessLog
-from epp.protocol.asking import StreamSettings
 from epp.protocol.http_events import Answer, BodyMode, Event, Modes, Slot
+from epp.protocol.settings import StreamSettings
 from tests.unit.protocol.stream_bench import (
     BODY,
     BUFFERED,

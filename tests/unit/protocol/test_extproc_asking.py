@@ -6,9 +6,9 @@ import tracemalloc
 import pytest
 
 from epp.base.types import SERVER_HEADERS, Address, Endpoint, EndpointName
-from epp.protocol.asking import StreamSettings
 from epp.protocol.header_names import read_address, read_addresses, read_prescribed
 from epp.protocol.http_events import Answer, Headers, Modes, Slot
+from epp.protocol.settings import StreamSettings
 from tests.unit.protocol.stream_bench import (
     ALL,
     BODY,

@@ -19,8 +19,8 @@ from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import PickerStatus
 from epp.picker.gate import WaitingRequest
-from epp.protocol.asking import StreamContext
 from epp.protocol.http_events import Action, Headers, Piece
+from epp.protocol.settings import StreamContext
 from epp.protocol.stream import HttpStream
 from tests.unit.protocol.stream_bench import (
     BODY,
@@ -174,7 +174,7 @@ def test_a_stream_with_an_owner_is_freed_without_the_collector(end: str, bench: 
     if end == "closed":
         stream.close(now=2.0)
     else:
-        stream.detach(now=2.0)
+        stream.close(now=2.0, goes_on=True)
     del owner, stream
     assert alive() == before
 

@@ -6,9 +6,9 @@ import pytest
 
 from epp.base.types import EndpointName, ModelCard, ModelList
 from epp.config.policy import Cost, LoadSettings
-from epp.protocol.asking import StreamSettings
 from epp.protocol.codec import encode
 from epp.protocol.http_events import Action, Answer, Event, Modes, Piece, Refuse
+from epp.protocol.settings import StreamSettings
 from tests.unit.protocol.stream_bench import (
     ALL,
     BODY,

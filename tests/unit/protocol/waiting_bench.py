@@ -6,8 +6,8 @@ from epp.config.flow import Flow
 from epp.config.policy import Cost
 from epp.picker.events import Phase
 from epp.picker.gate import Gate
-from epp.protocol.asking import StreamContext, StreamSettings
 from epp.protocol.http_events import Action, Modes
+from epp.protocol.settings import StreamContext, StreamSettings
 from epp.protocol.stream import HttpStream
 from tests.unit.protocol.stream_bench import BODY, BUFFERED, Bench, head, request_body
 

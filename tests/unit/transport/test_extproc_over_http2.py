@@ -11,8 +11,8 @@ from hpack import Decoder
 from epp.config.sections import Listen
 from epp.protocol.access_log import METHOD as LOG
 from epp.protocol.access_log import MOST_CALLS
-from epp.protocol.asking import StreamSettings
 from epp.protocol.health import NOT_SERVING, SERVING
+from epp.protocol.settings import StreamSettings
 from epp.transport.http2.frames import Kind
 from epp.transport.http2.messages import INTERNAL, OK, RESOURCE_EXHAUSTED
 from epp.transport.peer import Peer

@@ -9,8 +9,8 @@ import pytest
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.sections import Listen
 from epp.picker.picker import Picker
-from epp.protocol.asking import StreamSettings
 from epp.protocol.conversation import Conversation
+from epp.protocol.settings import StreamSettings
 from epp.transport.http2.messages import OK
 from epp.transport.server import ExtProcServer
 from tests.unit.protocol.calls_bench import Calls, NotingCaller, answer, body, head
