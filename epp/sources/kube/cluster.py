@@ -22,7 +22,7 @@ from epp.sources.kube import llmd
 from epp.sources.kube.api import Api, namespace_of
 from epp.sources.kube.policies import PolicySet, ResolvedPolicies
 from epp.sources.kube.pools import Pools
-from epp.sources.kube.reflector import Access, Reflector
+from epp.sources.kube.reflector import Access
 from epp.sources.kube.statuses import Claims, StatusWriter
 
 _GATHER_S: Final = 0.05
@@ -84,8 +84,7 @@ class Cluster:
                 pools = Pools(access, self._settings, on_endpoints=hooks.endpoints, on_pool=self._dirty.set)
                 pools.start()
                 for each, on_change in self._followed():
-                    reflector = Reflector(access, each, on_change=on_change)
-                    access.start(reflector.run, name=f"watch of the {each.what}")
+                    access.follow(each, on_change=on_change, name=f"watch of the {each.what}")
                 access.start(lambda: self._judge(pools), name="judge of the policies")
                 if self._writes:
                     access.start(lambda: self._write(StatusWriter(api), pools), name="status writer")

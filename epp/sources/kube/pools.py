@@ -17,17 +17,17 @@ import asyncio
 import ipaddress
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from epp.base.errors import ConfigError
 from epp.base.types import METRICS_PLACE, ROLES, Address, Endpoint, EndpointName, Role
 from epp.config.sections import Kubernetes
 from epp.request.client_names import MAX_NAME_CHARS
 from epp.sources.kube.objects import Pod, Pool, PoolPort, PoolSelector, PoolSpec
-from epp.sources.kube.reflector import Access, Collection, Reflector
+from epp.sources.kube.reflector import Access, Collection
 
 _log = logging.getLogger(__name__)
 
@@ -37,97 +37,40 @@ _GATHER_S: Final = 0.1
 _MOST_ADAPTERS = 4096
 
 
-class PoolWatch:
-    """Follows one pool and its pods. Pods by a selector of the configuration are those of a pool that always
-    exists. `on_change` is called when the endpoints may have changed; `on_pool` when the pool comes, changes
-    or goes.
-    """
+class Found(NamedTuple):
+    """An endpoint, and when its pod was created."""
 
-    def __init__(
-        self,
-        access: Access,
-        settings: Kubernetes,
-        name: str,
-        *,
-        on_change: Callable[[], None],
-        on_pool: Callable[[], None],
-    ) -> None:
-        self.name = name
-        self._access = access
-        self._on_change = on_change
-        self._on_pool = on_pool
-        self._pool = Collection(
-            "pool",
-            Pool,
-            _POOLS.format(access.namespace),
-            read=lambda pool, _: pool.spec,
-            # By name, as in the picker's Role: RBAC allows listing a single object.
-            selectors=[("fieldSelector", f"metadata.name={name}")],
-        )
-        if settings.selector:
-            ports = tuple(map(PoolPort, settings.target_ports))
-            self._pool.found[name] = PoolSpec(PoolSelector(settings.selector), ports)
-        self._followed = PoolSpec()
-        """The pool whose pods are followed. Without labels it has none."""
-        self.pods = pods_of(name, self._followed)
-        self._task: asyncio.Task[None] | None = None
+    created: str
+    endpoint: Endpoint
 
-    def start(self) -> None:
-        """Follow the pool from now on, unless the configuration states it."""
-        if self._pool.found:
-            self._use_pool()
-        else:
-            reflector = Reflector(self._access, self._pool, on_change=self._use_pool)
-            self._access.start(reflector.run, name=f"watch of the pool {self.name}")
 
-    @property
-    def exists(self) -> bool:
-        """Whether the pool exists, so that policies may target it."""
-        return bool(self._pool.found)
+@dataclass(slots=True, eq=False)
+class FollowedPool:
+    """One pool and its pods."""
+
+    name: str
+    pool: Collection[Pool, PoolSpec]
+    pods: Collection[Pod, Sequence[Found]]
+    followed: PoolSpec = field(default_factory=PoolSpec)
+    """The pool whose pods are followed. Without labels it has none."""
+    task: asyncio.Task[None] | None = None
+    """Follows the pods."""
 
     @property
     def known(self) -> bool:
         """Whether the pods of the current pool have been listed, or are known not to exist."""
-        return self._pool.listed if self._task is None else self.pods.listed
-
-    @property
-    def starting(self) -> bool:
-        """Whether a server of the pool is starting."""
-        return not all(self.pods.found.values())
+        return self.pool.listed if self.task is None else self.pods.listed
 
     def check_integrity(self) -> None:
         endpoints = united([self.pods.found])
         assert len({e.name for e in endpoints}) == len(endpoints) == len({e.address for e in endpoints})
-        assert (self._task is None) == (not self._followed.selector.match_labels)
-        assert self.exists or self._task is None, "pods are followed for a pool that exists"
-
-    def _use_pool(self) -> None:
-        """Follow the pods of the pool as it is now. The endpoints of the pods before stay until the new pods
-        are listed.
-        """
-        pool, before = self._pool.found.get(self.name, PoolSpec()), self.pods
-        labels = pool.selector.match_labels
-        if not self.exists:
-            _log.warning("InferencePool %s does not exist, so it has no endpoints", self.name)
-        elif not labels:  # it would select every pod of the namespace, including the gateway's own pods
-            _log.error("InferencePool %s selects nothing: its spec.selector has no labels", self.name)
-        self._on_pool()
-        self._on_change()
-        if pool == self._followed:
-            return
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-        self._followed, self.pods = pool, pods_of(self.name, pool, namespace=self._access.namespace)
-        if labels:
-            self.pods.found.update(before.found)
-            run = Reflector(self._access, self.pods, on_change=self._on_change).run
-            self._task = self._access.start(run, name=f"watch of the pods of {self.name}")
+        assert (self.task is None) == (not self.followed.selector.match_labels)
+        assert self.pool.found or self.task is None, "pods are followed for a pool that exists"
 
 
 class Pools:
     """`on_endpoints` gets every new list, the names of the existing pools, and those of the pools in which a
-    server is starting. `on_pool` is called when a pool comes or goes.
+    server is starting. `on_pool` is called when a pool comes, changes or goes.
     """
 
     def __init__(
@@ -139,54 +82,84 @@ class Pools:
         on_pool: Callable[[], None],
     ) -> None:
         self._access = access
+        self._settings = settings
         self._on_endpoints = on_endpoints
+        self._on_pool = on_pool
         self._changed = asyncio.Event()
         self._states: dict[tuple[str, str], bool] = {}
         """For each kind of object and pool, whether the API server lets us follow it."""
-        self._watches = [
-            PoolWatch(
-                replace(access, on_state=partial(self._followed, name)),
-                settings,
-                name,
-                on_change=self._changed.set,
-                on_pool=on_pool,
-            )
+        self._pools = [
+            FollowedPool(name, pool_named(name, namespace=access.namespace), pods_of(name, PoolSpec()))
             for name in settings.names
         ]
         self.settled = False
         """Whether the first endpoints have been passed on."""
 
     def start(self) -> None:
-        for watch in self._watches:
-            watch.start()
+        """Follow the pools. The pods of a configured selector are those of a pool that always exists."""
+        selector = self._settings.selector
+        for each in self._pools:
+            if selector:
+                ports = tuple(map(PoolPort, self._settings.target_ports))
+                each.pool.found[each.name] = PoolSpec(PoolSelector(selector), ports)
+                self._use(each)
+            else:
+                self._follow(each, each.pool, on_change=partial(self._use, each))
         self._access.start(self._hand_on, name="news of the endpoints")
 
     @property
     def existing(self) -> frozenset[str]:
-        return frozenset(watch.name for watch in self._watches if watch.exists)
+        return frozenset(each.name for each in self._pools if each.pool.found)
 
     def check_integrity(self) -> None:
-        for watch in self._watches:
-            watch.check_integrity()
+        for each in self._pools:
+            each.check_integrity()
 
-    def _followed(self, pool: str, what: str, so: bool) -> None:  # noqa: FBT001 - the shape of a reflector's callback
-        self._states[what, pool] = so
-        self._access.on_state(what, all(so for (each, _), so in self._states.items() if each == what))
+    def _use(self, each: FollowedPool) -> None:
+        """Follow the pods of the pool as it is now. The endpoints of the pods before stay until the new pods
+        are listed.
+        """
+        pool, before = each.pool.found.get(each.name, PoolSpec()), each.pods
+        labels = pool.selector.match_labels
+        if not each.pool.found:
+            _log.warning("InferencePool %s does not exist, so it has no endpoints", each.name)
+        elif not labels:  # it would select every pod of the namespace, including the gateway's own pods
+            _log.error("InferencePool %s selects nothing: its spec.selector has no labels", each.name)
+        self._on_pool()
+        self._changed.set()
+        if pool == each.followed:
+            return
+        if each.task is not None:
+            each.task.cancel()
+            each.task = None
+        each.followed, each.pods = pool, pods_of(each.name, pool, namespace=self._access.namespace)
+        if labels:
+            each.pods.found.update(before.found)
+            each.task = self._follow(each, each.pods, on_change=self._changed.set)
+
+    def _follow(
+        self, each: FollowedPool, objects: Collection[Any, Any], *, on_change: Callable[[], None]
+    ) -> asyncio.Task[None]:
+        def on_state(what: str, so: bool) -> None:  # noqa: FBT001 - the shape of a reflector's callback
+            self._states[what, each.name] = so
+            self._access.on_state(what, all(so for (kind, _), so in self._states.items() if kind == what))
+
+        access = replace(self._access, on_state=on_state)
+        return access.follow(objects, on_change=on_change, name=f"watch of the {objects.what} of {each.name}")
 
     async def _hand_on(self) -> None:
         """Pass on the endpoints when they have changed. The first list waits until all pools are known.
         Raises ConfigError if they cannot be used at the moment, as on a full disk.
         """
         handed_on: tuple[list[Endpoint], frozenset[str], frozenset[str]] | None = None
-        watches = self._watches
         self._changed.set()  # after a failure, the same endpoints are passed on again
         while True:
             await self._changed.wait()
             self._changed.clear()
-            heard_of_all = self.settled or all(watch.known for watch in watches)
+            heard_of_all = self.settled or all(each.known for each in self._pools)
             if heard_of_all:
-                starting = frozenset(watch.name for watch in watches if watch.starting)
-                news = united([watch.pods.found for watch in watches]), self.existing, starting
+                starting = frozenset(each.name for each in self._pools if not all(each.pods.found.values()))
+                news = united([each.pods.found for each in self._pools]), self.existing, starting
                 if news != handed_on:
                     try:
                         self._on_endpoints(*news)
@@ -196,11 +169,11 @@ class Pools:
             await asyncio.sleep(_GATHER_S)
 
 
-class Found(NamedTuple):
-    """An endpoint, and when its pod was created."""
-
-    created: str
-    endpoint: Endpoint
+def pool_named(name: str, *, namespace: str) -> Collection[Pool, PoolSpec]:
+    # By name, as in the picker's Role: RBAC allows listing a single object.
+    selectors = [("fieldSelector", f"metadata.name={name}")]
+    path = _POOLS.format(namespace)
+    return Collection("pool", Pool, path, read=lambda pool, _: pool.spec, selectors=selectors)
 
 
 def pods_of(name: str, pool: PoolSpec, *, namespace: str = "") -> Collection[Pod, Sequence[Found]]:

@@ -120,6 +120,11 @@ class Access:
     def start(self, run: Callable[[], Awaitable[None]], *, name: str) -> asyncio.Task[None]:
         return self.group.create_task(self.keep("kubernetes", run), name=name)
 
+    def follow(
+        self, objects: Collection[Any, Any], *, on_change: Callable[[], None], name: str
+    ) -> asyncio.Task[None]:
+        return self.start(Reflector(self, objects, on_change=on_change).run, name=name)
+
 
 class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
     resource_version: str = ""
