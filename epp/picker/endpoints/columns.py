@@ -20,24 +20,19 @@ from epp.picker.endpoints.prefill_rate import ModelRate
 from epp.picker.scheduling.snapshot import Floats, Ints, Roster, Snapshot
 
 
-class _Row(NamedTuple):
-    """The numbers that change with every request: those of one endpoint, or a column of each."""
+class _OfRequests(NamedTuple):
+    """The columns that change with every request."""
 
-    undone_tokens: Any
-    undone_at: Any
+    undone_tokens: Floats
+    undone_at: Floats
     """The time of `undone_tokens`. The tokens drain at the prefill rate from then on."""
-    load: Any
+    load: Floats
     """Requests at the server, by the last metrics and the events since then."""
-    known_load: Any
+    known_load: Floats
     """Requests that pickers know to be at the server, whatever the metrics say."""
-    noes: Any
-    no_tokens: Any
-    said_no_at: Any
-
-
-def _row_of(state: EndpointState) -> _Row:
-    account = state.account
-    return _Row(*state.backlog.undone, *state.loads, account.noes, account.no_tokens, account.said_no_at)
+    noes: Floats
+    no_tokens: Floats
+    said_no_at: Floats
 
 
 class Columns:
@@ -54,8 +49,8 @@ class Columns:
         self.block_tokens: Ints = np.ones(n + 1, dtype=np.int64)
         """Tokens of a KV block. 1 if the server does not say. The last place is for servers
         without a slot."""
-        numbers: Floats = np.empty((len(_Row._fields), n))
-        self._of = _Row(*numbers)
+        numbers: Floats = np.empty((len(_OfRequests._fields), n))
+        self._of = _OfRequests(*numbers)
         # These columns are written as memoryviews: numpy writes three times as slowly.
         self._rows = [cast("memoryview[float]", column.data) for column in numbers]
         self._scraped_at, self._waiting, self._kv_usage, self._max_adapters, self._slowness = np.empty((5, n))
@@ -100,9 +95,11 @@ class Columns:
 
     def _copy(self, slot: int) -> None:
         state = self._states[slot]
-        metrics = state.metrics
-        for column, number in zip(self._rows, _row_of(state), strict=True):
-            column[slot] = number
+        metrics, account = state.metrics, state.account
+        undone_tokens, undone_at, load, known_load, noes, no_tokens, said_no_at = self._rows
+        undone_tokens[slot], undone_at[slot] = state.backlog.undone
+        load[slot], known_load[slot] = state.loads
+        noes[slot], no_tokens[slot], said_no_at[slot] = account.noes, account.no_tokens, account.said_no_at
         if metrics is not self._pages[slot] or not self._rates_known:
             self._copy_page(slot, state, metrics)
         if state.failures:
@@ -152,6 +149,8 @@ class Columns:
 
     def failing(self, *, times: int) -> set[int]:
         """Return the slots of the servers whose last `times` scrapes have all failed."""
+        if not self._failing:
+            return set()
         return {slot for slot, failures in self._failing.items() if failures >= times}
 
     def snapshot(
@@ -222,7 +221,9 @@ class Columns:
         for slot, state in enumerate(self._states):
             assert state.slot == slot
             assert state.changed is self.changed
-            assert tuple(column[slot] for column in self._of) == _row_of(state)
+            row = [column[slot] for column in self._rows]
+            self._copy(slot)
+            assert row == [column[slot] for column in self._rows], "each change was noted"
             assert self._rate[slot] == state.tokens_per_s
             assert self._failing.get(slot, 0) == state.failures
             assert self._pages[slot] is state.metrics
