@@ -83,8 +83,7 @@ class ModelLists:
         self._servers: dict[EndpointName, _ListedServer] = {}
         self._answers: dict[EndpointName, ModelList | None] = {}
         self._told_at = inf
-        """When the first list came."""
-        self._asked_all = False
+        """When the first list of endpoints came."""
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Follow a new list. A new server, or a new process of a known server, is asked at once."""
@@ -100,28 +99,29 @@ class ModelLists:
 
     @property
     def asked_all(self) -> bool:
-        """Whether all servers of the first list have been asked once, or this took too long."""
-        return self._asked_all or self._clock() - self._told_at > _PATIENCE_S
+        """Whether all servers have been asked once, and their lists are in use, or this took too long."""
+        waits = self._settings.ask and (self._answers or self._new())
+        return not waits or self._clock() - self._told_at > _PATIENCE_S
 
     async def run(self) -> None:
         """Run until cancelled. Asks no server if the settings say so."""
         if not self._settings.ask:
-            self._asked_all = True
             await asyncio.get_running_loop().create_future()
         for server in self._servers.values():
             server.asking = False
         async with asyncio.TaskGroup() as group:
             while True:
                 self._hand_on()
-                new = any(server.listed is None for server in self._servers.values())
-                if self._told_at < inf and not new:
-                    self._asked_all = True
                 for server in self._due(now=self._clock()):
                     server.asking = True
                     group.create_task(self._ask(server), name=f"models of {server.endpoint.name}")
-                await asyncio.sleep(_FIRST_LOOK_S if new else _LOOK_S)
+                await asyncio.sleep(_FIRST_LOOK_S if self._new() else _LOOK_S)
 
     # -- parts -----------------------------------------------------------------------------------------------
+
+    def _new(self) -> bool:
+        """Return whether a server has not been asked yet."""
+        return any(server.listed is None for server in self._servers.values())
 
     def _hand_on(self) -> None:
         if self._answers:

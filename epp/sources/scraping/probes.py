@@ -7,7 +7,7 @@ comes, tells of an error or ends without a token. Called by `app`; everything ru
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -30,7 +30,7 @@ _HEADERS: Final = {"Content-Type": "application/json"}
 
 
 class Probes:
-    """Call `run`. counts: the probes by result."""
+    """Call `run`. `counts`: the probes by result."""
 
     def __init__(
         self,
@@ -45,11 +45,7 @@ class Probes:
         self._due = due
         self._key = key
         self._on_verdict = on_verdict
-        self._counts: Counter[Verdict] = Counter({"well": 0, "ill": 0, "refused": 0, "unclear": 0})
-
-    @property
-    def counts(self) -> Mapping[Verdict, int]:
-        return self._counts
+        self.counts: Counter[Verdict] = Counter({"well": 0, "ill": 0, "refused": 0, "unclear": 0})
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -65,7 +61,7 @@ class Probes:
             verdict = await _ask(client, probe, self._key.headers())
         finally:
             client.close()
-            self._counts[verdict] += 1
+            self.counts[verdict] += 1
             self._on_verdict(probe, verdict)
 
 

@@ -136,11 +136,6 @@ class Seal:
         return b""
 
 
-Clients = tuple[Any, list[Any]]
-"""A client, which connects when it is first used, and the clients below it. redis-py's clients have no common
-type."""
-
-
 class RedisLink:
     """A `batches.Link`."""
 
@@ -148,9 +143,9 @@ class RedisLink:
         """seal: signs all batches, and refuses those that it did not sign."""
         self._settings = settings
         self._seal = seal
-        self._client: Any = None
-        self._others: list[Any] = []
-        """The clients below the first one: the sentinels."""
+        self._clients: list[Any] = []
+        """The client, which connects when it is first used, then the sentinels. redis-py's clients have no
+        common type."""
         self._channel = ""
         self._position = _START
         self._said = _START
@@ -209,9 +204,8 @@ class RedisLink:
 
     async def close(self) -> None:
         """End all connections. The next call connects again."""
-        clients = [client for client in (self._client, *self._others) if client is not None]
-        self._client, self._others = None, []
-        await _end(*clients)
+        clients, self._clients = self._clients, []
+        await _end(clients)
 
     # -- parts -----------------------------------------------------------------------------------------------
 
@@ -238,25 +232,23 @@ class RedisLink:
         """Raises LinkError after every failure, and ends all connections: after a failover a replica may keep
         those that it had as the master.
         """
-        client = self._client
+        clients: list[Any] = []
         try:
-            if client is None:
-                client, self._others = _connect(self._settings)
-                self._client = client
+            clients = self._clients = self._clients or _connect(self._settings)
             async with asyncio.timeout(_TIMEOUT_S):
-                return await command(client)
+                return await command(clients[0])
         except (exceptions.RedisError, _NO_NODE, OSError, ValueError) as error:
             self._unsure = True
-            if client is self._client:
+            if clients is self._clients:
                 await self.close()
             reason = next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), "refused")
             raise LinkError(f"{error}{_hint(error)}" or "no answer in time", reason=reason) from error
         finally:
-            if client is not None and client is not self._client:
-                await _end(client)  # it may have connected once more after it was closed
+            if clients is not self._clients:
+                await _end(clients)  # they may have connected once more after they were closed
 
 
-async def _end(*clients: Any) -> None:
+async def _end(clients: list[Any]) -> None:
     for client in clients:
         with contextlib.suppress(exceptions.RedisError, OSError, TimeoutError):
             async with asyncio.timeout(_TIMEOUT_S):
@@ -271,7 +263,7 @@ def _hint(error: Exception) -> str:
     return ""
 
 
-def _connect(settings: Redis) -> Clients:
+def _connect(settings: Redis) -> list[Any]:
     target = settings.target
     options: dict[str, Any] = {
         "socket_timeout": _TIMEOUT_S,
@@ -284,21 +276,21 @@ def _connect(settings: Redis) -> Clients:
     tls = _tls(settings)
     if target.kind == "single":
         host, port = target.hosts[0]
-        return _bounded(aredis.Redis(host=host, port=port, db=target.database, **options, **tls)), []
+        return [_bounded(aredis.Redis(host=host, port=port, db=target.database, **options, **tls))]
     if target.kind == "cluster":
         nodes = [ClusterNode(host, port) for host, port in target.hosts]
         # One retry, because after a failover the first attempt only finds out where the slot is now.
         options["retry"] = Retry(NoBackoff(), 1)
         cluster = RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options, **tls)
         cluster.connection_kwargs["parser_class"] = _BoundedParser
-        return cluster, []
+        return [cluster]
     sentinel = {
         **options,
         **tls,
         "credential_provider": _credentials(settings.sentinel_username, settings.sentinel_password_file),
     }
     master_of = Sentinel(target.hosts, sentinel_kwargs=sentinel, **options, **tls)  # type: ignore[no-untyped-call]  # redis-py
-    return _bounded(master_of.master_for(target.master, db=target.database)), list(master_of.sentinels)
+    return [_bounded(master_of.master_for(target.master, db=target.database)), *master_of.sentinels]
 
 
 def _bounded(client: Any) -> Any:
