@@ -101,12 +101,11 @@ class RecordedRequest(Struct, frozen=True, tag_field="line", tag="request", kw_o
 
 Line = Opening | Servers | RecordedRequest
 
-_ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final = msgspec.json.Decoder(Line)
 
 
 def encode(line: Line) -> bytes:
-    return _ENCODER.encode(line) + b"\n"
+    return msgspec.json.encode(line) + b"\n"
 
 
 def decode(text: bytes) -> Line:

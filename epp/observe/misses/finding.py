@@ -56,15 +56,11 @@ class Seen:
 
     def __init__(self) -> None:
         self._sent: dict[ChunkHash, SentPrompt] = {}
-        self._mask = 0
-
-    @property
-    def one_in(self) -> int:
-        """Return n: one in n chunks is in the sample."""
-        return self._mask + 1
+        self.one_in = 1
+        """This share of all chunks is in the sample: those whose hashes are multiples of it, a power of 2."""
 
     def sampled(self, chunks: Sequence[ChunkHash]) -> Sequence[ChunkHash]:
-        mask = self._mask
+        mask = self.one_in - 1
         return [chunk for chunk in chunks if not chunk & mask] if mask else chunks
 
     def get(self, chunk: ChunkHash) -> SentPrompt | None:
@@ -89,12 +85,12 @@ class Seen:
             for chunk in list(islice(self._sent, _MOST_SEEN // 4)):
                 del self._sent[chunk]
             return
-        self._mask = self._mask * 2 + 1
-        self._sent = {chunk: sent for chunk, sent in self._sent.items() if not chunk & self._mask}
+        self.one_in *= 2
+        self._sent = {chunk: self._sent[chunk] for chunk in self.sampled([*self._sent])}
 
     def check_integrity(self) -> None:
         assert len(self._sent) <= _MOST_SEEN
-        assert not any(chunk & self._mask for chunk in self._sent)
+        assert len(self.sampled([*self._sent])) == len(self._sent)
 
 
 class Misses:

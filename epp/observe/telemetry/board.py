@@ -34,7 +34,6 @@ _NAME_CHARS: Final = 80
 _WINDOW_S: Final = 300.0
 _RECENT_S: Final = 60.0
 _ERROR_STATUS: Final = 400
-_ENCODER: Final = msgspec.json.Encoder()
 
 _Counters = tuple[float, float, float, float]
 """The backlog in seconds, and the tokens that were looked up, found and predicted so far."""
@@ -69,7 +68,7 @@ class Board:
         now = self.clock()
         if self._packed is None or now >= self._packed[0]:
             own = self.own()
-            self._packed = now + own["refresh_s"], gzip.compress(_ENCODER.encode(own), 1, mtime=0)
+            self._packed = now + own["refresh_s"], gzip.compress(msgspec.json.encode(own), 1, mtime=0)
         return self._packed[1]
 
     def own(self) -> dict[str, Any]:

@@ -43,7 +43,9 @@ class MetricGroup:
 
 GROUPS: Final = (
     MetricGroup("Requests", RequestCounts),
-    MetricGroup("Requests, by endpoint", ServerCounts, ("endpoint",)),
+    MetricGroup(
+        "Requests, by endpoint (from 0 again when the endpoint comes back)", ServerCounts, ("endpoint",)
+    ),
     MetricGroup("Endpoints", EndpointStatus, ("endpoint",)),
     MetricGroup("Pools, for autoscalers", PoolStatus, ("model", "pool")),
     MetricGroup("Flow control", FlowStatus, ("model",)),
@@ -100,12 +102,8 @@ def _samples(metric: Metric, labels: Labels, value: Any) -> Iterator[tuple[str, 
             yield ending, metric.labels, (*labels, value), 1.0
         case Mapping():
             for key, number in value.items():
-                yield (
-                    ending,
-                    metric.labels,
-                    (*labels, *(key if isinstance(key, tuple) else (str(key),))),
-                    float(number),
-                )
+                keys = key if isinstance(key, tuple) else (str(key),)
+                yield ending, metric.labels, (*labels, *keys), float(number)
         case Distribution():
             counted = list(accumulate(value.counts))
             for bound, count in zip(map(floatToGoString, (*value.bounds, inf)), counted, strict=True):

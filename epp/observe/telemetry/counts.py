@@ -132,14 +132,12 @@ class ServerCounts:
 
     picks: ByLabel = counter(
         "epp_picks_total",
-        "Picks, by the first endpoint of the answer and the reason of the choice. The count starts again "
-        "from 0 when an endpoint leaves and comes back.",
+        "Picks, by the first endpoint of the answer and the reason of the choice.",
         "reason",
     )
     prefill_picks: int = counter(
         "epp_prefill_picks_total",
-        "Picks in which a second endpoint was asked to compute the prompt, by this prefill endpoint. The "
-        "count starts again from 0 when an endpoint leaves and comes back.",
+        "Picks in which a second endpoint was asked to compute the prompt, by this prefill endpoint.",
     )
     prefill_tokens: int = counter(
         "epp_prefill_tokens_total",
@@ -149,14 +147,13 @@ class ServerCounts:
         "epp_answers_total",
         "Answers that have begun, by the endpoint that served and the class of the status line: 2xx, 3xx, "
         "4xx, 404, 429 or 5xx. An error that a body tells after a 200 counts as 2xx here; the decision has "
-        "its code, and epp_endpoint_failure_share rises. The count starts again from 0 when an endpoint leaves and comes back.",
+        "its code, and epp_endpoint_failure_share rises.",
         "class",
     )
     cut: int = counter(
         "epp_cut_answers_total",
         "Answers of an endpoint that began with a 2xx status and that the endpoint broke off midway, as "
-        "the data plane's access log says. The count starts again from 0 when an endpoint leaves and comes "
-        "back.",
+        "the data plane's access log says.",
     )
     headers_s: float = counter(
         "epp_time_to_headers_seconds_total",

@@ -81,12 +81,11 @@ class Tracer:
 # -- attributes ----------------------------------------------------------------------------------------------
 
 _OPERATIONS: Final[Mapping[str, str]] = {
-    ApiKind.CHAT: "chat",
     ApiKind.MESSAGES: "chat",
     ApiKind.RESPONSES: "chat",
     ApiKind.COMPLETIONS: "text_completion",
-    ApiKind.EMBEDDINGS: "embeddings",
 }
+"""The others are called as in the conventions."""
 
 
 def attributes_of(decision: Decision) -> dict[str, str | int | float]:
