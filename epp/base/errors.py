@@ -3,6 +3,8 @@
 A module raises the error where it finds the fault. Only `protocol` turns errors into answers.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Final
 
 DETAILS: Final = "picker_"
@@ -130,3 +132,14 @@ _TO_DO: Final[dict[type[OSError], str]] = {
 def to_do(error: OSError) -> str:
     """Return what a person does about a path that cannot be used."""
     return _TO_DO.get(type(error), "name another path")
+
+
+@contextlib.contextmanager
+def usable(what: str, *, advice: str = "") -> Iterator[None]:
+    """Raise ConfigError for an OSError of the block. It names `what`, the reason, and the advice or what else
+    a person does about it.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{what}: {error.strerror}; {advice or to_do(error)}") from error

@@ -16,7 +16,7 @@ import msgspec
 import yaml
 from msgspec import Meta, inspect
 
-from epp.base.errors import ConfigError, to_do
+from epp.base.errors import ConfigError, usable
 
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 
@@ -292,10 +292,8 @@ _SHORTEST_SECRET_BYTES: Final = 16
 
 def read_file(path: str, *, field: str) -> bytes:
     """Return the content of a file. Raise ConfigError if the file cannot be read."""
-    try:
+    with usable(f"{field}: {path}"):
         return Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{field}: {path}: {error.strerror}; {to_do(error)}") from error
 
 
 def read_secret(path: str, *, field: str) -> bytes:

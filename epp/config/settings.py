@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from epp.base.errors import ConfigError, to_do
+from epp.base.errors import ConfigError, usable
 from epp.config.dialects import DIALECTS, UNKNOWN, Dialect, DialectName
 from epp.config.reading import Strict, decode, in_words
 from epp.config.sections import Admin, Envoy, ExactMode, Kubernetes, Listen, consecutive
@@ -286,15 +286,13 @@ def _rooted(value: Any, *, folder: Path) -> Any:
 
 def load_config(path: Path) -> Config:
     """Read and check the configuration. Raise ConfigError, which names the file and the field."""
-    folder, text = path.absolute().parent, b""
-    try:
+    with usable(str(path)):
         text = path.read_bytes()
-        prepare = partial(_prepared, folder=folder)
+    try:
+        prepare = partial(_prepared, folder=path.absolute().parent)
         config: Config = decode(text, kind=Config | None, prepare=prepare) or Config()
         for fault in config.faults():
             raise ConfigError(fault)  # noqa: TRY301 - the next lines say in which file and line
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; {to_do(error)}") from error
     except (ValueError, ConfigError) as error:
         raise ConfigError(f"{path}: {in_words(error, of=Config, text=text)}") from error
     return config

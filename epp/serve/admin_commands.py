@@ -17,7 +17,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
-from epp.base.errors import ConfigError
+from epp.base.errors import ConfigError, usable
 from epp.observe.recording import Opening, Servers
 from epp.observe.recording import decode as decode_line
 from epp.request.jsontext import decode
@@ -65,11 +65,9 @@ def record(path: Path, *, admin: str, max_bytes: int, seconds: float | None) -> 
             if counts.size_bytes + len(lines) > max_bytes:
                 break
             if requests:
-                try:
+                with usable(str(path), advice="name a new file"):
                     file = file or stack.enter_context(_new_file(path))
                     _write_all(file, lines)
-                except OSError as error:
-                    raise ConfigError(f"{path}: {error.strerror}; name a new file") from error
                 head = new
                 counts.requests += requests.count(b"\n")
                 counts.size_bytes += len(lines)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from epp.base.errors import ConfigError, to_do
+from epp.base.errors import usable
 from epp.base.types import Endpoint
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.sections import Kubernetes
@@ -176,24 +176,18 @@ class App:
         """Write the files that Envoy reads, and add the endpoints if a file lists them. Raises ConfigError if
         a file cannot be written.
         """
-        try:
+        with usable(f"envoy.edsFile: {self._config.envoy.eds_file}"):
             if self._eds_file is not None:
                 files.write_first(self._config)
             if self._cluster is None:
                 self._on_endpoints_file(self._inputs.listed)
-        except OSError as error:
-            raise ConfigError(
-                f"envoy.edsFile: {self._config.envoy.eds_file}: {error.strerror}; {to_do(error)}"
-            ) from error
 
     # -- while it runs ---------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        try:
+        with usable("admin.address", advice="is another picker running?"):
             address = await self._admin.start()
-        except OSError as error:
-            raise ConfigError(f"admin.address: {error.strerror}; is another picker running?") from error
         _log.info("admin pages on http://%s/", address)
         if self._tracer is not None:
             _log.info("spans of sampled picks go to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names")

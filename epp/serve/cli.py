@@ -16,7 +16,7 @@ from typing import Any, NoReturn, get_args
 import msgspec
 import uvloop
 
-from epp.base.errors import ConfigError
+from epp.base.errors import ConfigError, usable
 from epp.base.types import Address
 from epp.config.policy import RuleName
 from epp.config.settings import load_config
@@ -297,12 +297,8 @@ def _envoy_config(args: argparse.Namespace) -> int:
     if args.output is None:
         print(text, end="")
         return 0
-    try:
+    with usable(f"--output {args.output}", advice="name a file that can be written"):
         write_if_changed(args.output, text.encode())
-    except OSError as error:
-        raise ConfigError(
-            f"--output {args.output}: {error.strerror}; name a file that can be written"
-        ) from error
     return 0
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from epp.base.errors import ConfigError, to_do
+from epp.base.errors import ConfigError, usable
 from epp.config.dialects import WAIT_SHARE
 from epp.config.policy import Policy
 from epp.config.settings import Config
@@ -120,8 +120,5 @@ def _check_socket(path: Path, *, field: str) -> None:
 
 def check_folder(folder: Path, *, field: str) -> None:
     """Try to write a file in this folder, to find missing permissions, read-only mounts and full disks."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"x")
-    except OSError as error:
-        raise ConfigError(f"{field}: cannot write in {folder}: {error.strerror}; {to_do(error)}") from error
+    with usable(f"{field}: cannot write in {folder}"), tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"x")

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from epp.base.errors import ConfigError, to_do
+from epp.base.errors import ConfigError, to_do, usable
 from epp.config.sections import Tls
 
 _log = logging.getLogger(__name__)
@@ -142,11 +142,8 @@ def check_tls(tls: Tls, *, field: str, unix_now_s: float) -> None:
     to do.
     """
     for name, path in files_of(tls):
-        try:
-            with Path(path).open("rb") as file:
-                text = file.read(_MOST_BYTES)
-        except OSError as error:
-            raise ConfigError(f"{field}.{name}: {path}: {error.strerror}; {to_do(error)}") from error
+        with usable(f"{field}.{name}: {path}"), Path(path).open("rb") as file:
+            text = file.read(_MOST_BYTES)
         if name != "keyFile":
             _check_certificates(text, where=f"{field}.{name}: {path}")
         if name == "certFile":
