@@ -6,11 +6,12 @@ file before this line.
 """
 
 import difflib
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import yaml
@@ -288,6 +289,35 @@ def _fields(node: inspect.Type, *, required: bool = False) -> list[str]:
 # -- files that the configuration names ----------------------------------------------------------------------
 
 _SHORTEST_SECRET_BYTES: Final = 16
+_IS_PATH: Final = re.compile(r"(File|Folder|^kubeconfig)$")
+"""The names of fields that hold a path."""
+_S = TypeVar("_S", bound=Strict)
+
+
+def rooted(section: _S, *, folder: Path) -> _S:
+    """Return the section with paths from the root. Its own count from the folder."""
+    made: dict[str, Any] = {}
+    for one in msgspec.structs.fields(section):
+        value = getattr(section, one.name)
+        if isinstance(value, Strict):
+            made[one.name] = rooted(value, folder=folder)
+        elif isinstance(value, tuple):
+            made[one.name] = tuple(
+                rooted(each, folder=folder) if isinstance(each, Strict) else each for each in value
+            )
+        elif value and _IS_PATH.search(one.encode_name):
+            made[one.name] = os.path.normpath(folder / value)
+    return msgspec.structs.replace(section, **made)
+
+
+def paths_of(section: Strict, *, under: str) -> Iterator[tuple[str, str]]:
+    """Yield the field and the path of each file that the section names."""
+    for one in msgspec.structs.fields(section):
+        value, field = getattr(section, one.name), f"{under}.{one.encode_name}"
+        if isinstance(value, Strict):
+            yield from paths_of(value, under=field)
+        elif value and _IS_PATH.search(one.encode_name):
+            yield field, value
 
 
 def read_file(path: str, *, field: str) -> bytes:

@@ -6,10 +6,7 @@ Kubernetes objects) of their own. `cli` and `app` call this module. Every other 
 it needs through its constructor.
 """
 
-import os
-import re
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -17,7 +14,7 @@ from msgspec import Meta
 
 from epp.base.errors import ConfigError, usable
 from epp.config.dialects import DIALECTS, UNKNOWN, Dialect, DialectName
-from epp.config.reading import Strict, decode, in_words
+from epp.config.reading import Strict, decode, in_words, rooted
 from epp.config.sections import Admin, Envoy, ExactMode, Kubernetes, Listen, consecutive
 from epp.config.sharing import Sharing
 
@@ -240,15 +237,9 @@ class Config(Strict, frozen=True):
                 taken[address] = field
 
 
-_IS_PATH: Final = re.compile(r"(File|Folder|^kubeconfig)$")
-"""The names of fields that hold a path."""
-_FREE: Final = ("extraHttpFilters", "chatTemplateArguments", "adapters")
-"""Fields whose content belongs to others."""
-
-
-def _prepared(found: dict[Any, Any], *, folder: Path) -> Any:
+def _prepared(found: dict[Any, Any]) -> Any:
     """Return the document with addresses in one shape, because both `listen: ADDRESS` and `listen: {address:
-    ADDRESS}` may be written, and with paths from the root, because they count from the folder of the file.
+    ADDRESS}` may be written.
     """
     made = {
         name: {"address": value} if name in ("listen", "admin") and isinstance(value, str) else value
@@ -256,7 +247,7 @@ def _prepared(found: dict[Any, Any], *, folder: Path) -> Any:
     }
     if isinstance(envoy := made.get("envoy"), dict):
         made["envoy"] = {name: _address_in(name, value) for name, value in envoy.items()}
-    return _rooted(made, folder=folder)
+    return made
 
 
 def _address_in(name: str, value: Any) -> Any:
@@ -270,27 +261,13 @@ def _address_in(name: str, value: Any) -> Any:
     return value["address"]
 
 
-def _rooted(value: Any, *, folder: Path) -> Any:
-    """Return the value with the paths in it joined to the folder."""
-    if isinstance(value, list):
-        return [_rooted(each, folder=folder) for each in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        name: os.path.normpath(folder / each)
-        if isinstance(each, str) and each and isinstance(name, str) and _IS_PATH.search(name)
-        else (each if name in _FREE else _rooted(each, folder=folder))
-        for name, each in value.items()
-    }
-
-
 def load_config(path: Path) -> Config:
     """Read and check the configuration. Raise ConfigError, which names the file and the field."""
     with usable(str(path)):
         text = path.read_bytes()
     try:
-        prepare = partial(_prepared, folder=path.absolute().parent)
-        config: Config = decode(text, kind=Config | None, prepare=prepare) or Config()
+        found = decode(text, kind=Config | None, prepare=_prepared) or Config()
+        config: Config = rooted(found, folder=path.absolute().parent)
         for fault in config.faults():
             raise ConfigError(fault)  # noqa: TRY301 - the next lines say in which file and line
     except (ValueError, ConfigError) as error:

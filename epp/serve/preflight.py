@@ -16,9 +16,10 @@ from typing import Final
 from epp.base.errors import ConfigError, usable
 from epp.config.dialects import WAIT_SHARE
 from epp.config.policy import Policy
+from epp.config.reading import paths_of
 from epp.config.settings import Config
 from epp.serve.parts import hash_secret
-from epp.sources.files.watch import check_tls, files_of
+from epp.sources.files.watch import check_tls
 from epp.sources.scraping.page_client import ApiKey
 
 _LONGEST_SOCKET_BYTES: Final = 107
@@ -95,9 +96,9 @@ def _of_certificates(config: Config) -> list[str]:
     if (tls := config.envoy.tls) is None:
         return []
     missing = [
-        f"envoy.tls.{name}: {path}: this user finds no such file here; Envoy needs the file on the machine where "
+        f"{field}: {path}: this user finds no such file here; Envoy needs the file on the machine where "
         "Envoy runs"
-        for name, path in files_of(tls)
+        for field, path in paths_of(tls, under="envoy.tls")
         if not os.access(path, os.F_OK)
     ]
     if not missing:

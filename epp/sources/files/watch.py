@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from epp.base.errors import ConfigError, to_do, usable
+from epp.config.reading import paths_of
 from epp.config.sections import Tls
 
 _log = logging.getLogger(__name__)
@@ -126,28 +127,18 @@ _LOOK_S: Final = 10.0
 _MOST_BYTES: Final = 2**20
 
 
-def files_of(tls: Tls) -> list[tuple[str, str]]:
-    """Return the configured files, with the names of their fields."""
-    named = (
-        ("certFile", tls.cert_file),
-        ("keyFile", tls.key_file),
-        ("clientCaFile", tls.client_ca_file),
-        ("caFile", tls.ca_file),
-    )
-    return [(name, path) for name, path in named if path]
-
-
 def check_tls(tls: Tls, *, field: str, unix_now_s: float) -> None:
     """Check the configured certificates. Raise ConfigError, which names the field, the fault, and what
     to do.
     """
-    for name, path in files_of(tls):
-        with usable(f"{field}.{name}: {path}"), Path(path).open("rb") as file:
+    for place, path in paths_of(tls, under=field):
+        where = f"{place}: {path}"
+        with usable(where), Path(path).open("rb") as file:
             text = file.read(_MOST_BYTES)
-        if name != "keyFile":
-            _check_certificates(text, where=f"{field}.{name}: {path}")
-        if name == "certFile":
-            _check_expiry(path, where=f"{field}.{name}: {path}", unix_now_s=unix_now_s)
+        if not place.endswith(".keyFile"):
+            _check_certificates(text, where=where)
+        if place.endswith(".certFile"):
+            _check_expiry(path, where=where, unix_now_s=unix_now_s)
     try:
         # An empty passphrase keeps OpenSSL from asking for one on the terminal. A key with a passphrase is
         # then refused.

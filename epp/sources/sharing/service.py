@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from epp.base.errors import ConfigError
-from epp.config.reading import read_file, read_secret
+from epp.config.reading import paths_of, read_file, read_secret
 from epp.config.sharing import SIGNING_KEY, Redis, Sharing
 from epp.picker.picker import Picker
 from epp.sources.keep import Keep
@@ -215,16 +215,8 @@ def require(settings: Sharing) -> None:
     if settings.redis is None:
         return
     _redis_link(settings.redis)
-    redis, tls = settings.redis, settings.redis.tls
-    for name, path in (
-        ("passwordFile", redis.password_file),
-        ("sentinelPasswordFile", redis.sentinel_password_file),
-        ("tls.caFile", tls.ca_file),
-        ("tls.certFile", tls.cert_file),
-        ("tls.keyFile", tls.key_file),
-    ):
-        if path:
-            read_file(path, field=f"sharing.redis.{name}")
+    for field, path in paths_of(settings.redis, under="sharing.redis"):
+        read_file(path, field=field)
 
 
 def make(picker: Picker, settings: Sharing, *, hub: Path | None, keep: Keep) -> SharingService | None:
