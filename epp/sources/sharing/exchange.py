@@ -98,7 +98,7 @@ class Exchange:
         return agreed is not None
 
     def receive(self, data: bytes, *, now: float, age_s: float = 0.0) -> None:
-        """Apply a batch from the channel at once. The sender may be any picker. Raises MalformedError."""
+        """Apply a batch from the channel at once, of any picker. Raises MalformedBatchError."""
         for _ in self.listener.apply(data, now=now, age_s=age_s):
             pass
 

@@ -8,7 +8,8 @@ lost its cache never enters the table.
 Events of other pickers come late, so the last scrape of a server may have counted a request already. Bookings
 therefore compare the time of the event with the time of the scrape.
 
-A long chain costs CPU. So batches are applied in portions, and requests are served between the portions.
+A long chain costs CPU. So batches are applied event by event, and the caller may serve requests between two
+events.
 
 Pure: `now` is the caller's monotonic time, and `age_s` is how long a batch was on its way.
 """
@@ -45,10 +46,6 @@ from epp.sources.sharing.batches import (
 _MOST_OPEN: Final = 100_000
 """Most open requests of one other picker. Further ones are ignored."""
 _HASH_BYTES: Final = 8
-_PORTION_CHUNKS: Final = 4_096
-"""Chunks that are applied in one portion, in some milliseconds."""
-_EVENT_CHUNKS: Final = 16
-"""The cost of an event besides its chain, in chunks."""
 _GRACE_S: Final = 2.0
 """A peer is not forgotten within this time after a batch has come. It is twice the pause between signs of
 life."""
@@ -81,8 +78,6 @@ class Listener:
         self._me = me
         self._timeout_s = timeout_s
         self._peers: dict[bytes, _Peer] = {}
-        self._spent = 0
-        """Chunks applied in this portion."""
 
     @property
     def peers(self) -> int:
@@ -94,7 +89,7 @@ class Listener:
             self._forget(who, now=now)
 
     def apply(self, data: bytes | memoryview, *, now: float, age_s: float = 0.0) -> Iterator[None]:
-        """Apply a batch, a portion at each step. This picker's own are skipped. Raises MalformedError."""
+        """Apply a batch, an event at each step. This picker's own are skipped. Raises MalformedBatchError."""
         batch = decode_batch(data)
         if batch.speaker == self._me:
             return
@@ -115,11 +110,9 @@ class Listener:
             for event in batch.events:
                 at = now - age_s - max(0, batch.at_ms - event.at_ms) / 1000
                 self._apply(peer, event, at=at, now=now, current=current)
-                if self._spent >= _PORTION_CHUNKS:
-                    self._spent = 0
-                    yield
-                    if self._peers.get(batch.speaker) is not peer:
-                        return  # the peer was forgotten meanwhile
+                yield
+                if self._peers.get(batch.speaker) is not peer:
+                    return  # the peer was forgotten meanwhile
         except (MalformedBatchError, GeneratorExit):
             self._missed(peer, now=now)  # the rest of the batch is missing
             raise
@@ -143,12 +136,10 @@ class Listener:
         """at: when the event happened, by our clock. current: whether requests of this picker still count as
         load.
         """
-        self._spent += _EVENT_CHUNKS
         match event:
             case SharedProved(_, number):
                 if (request := peer.open.get(number)) is not None:
                     self._counts.applied += 1
-                    self._spent += len(request.guess.chain)
                     self._picker.guesses.prove(request.guess, now=now)
             case SharedOver():
                 request = peer.open.pop(event.number, None)
@@ -197,7 +188,6 @@ class Listener:
         self, peer: _Peer, event: SharedBegan, state: EndpointState, *, at: float, now: float, books: bool
     ) -> None:
         chain, adapter = _chain(event.chain), event.adapter
-        self._spent += len(chain)
         before = peer.open.pop(event.number, None)
         if before is not None:
             # The data plane tried another server.
@@ -216,7 +206,6 @@ class Listener:
         peer.open[event.number] = _OpenPick(guess, booked=books)
 
     def _hold(self, state: EndpointState, chain: list[ChunkHash], *, at: float, now: float) -> None:
-        self._spent += len(chain)
         if at < state.cold_at:
             self._counts.skipped["stale"] += bool(chain)
         elif chain:

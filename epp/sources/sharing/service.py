@@ -35,6 +35,8 @@ _CURRENT_S: Final = 1.0
 """A picker that reads batches of this age has read what was kept for it."""
 _COMPARE_S: Final = 10.0
 """How often the hash secret is compared with the pool's."""
+_PORTION_S: Final = 0.003
+"""The events of others are applied for no longer than this, and one event, at a time."""
 _LAST_WORDS_S: Final = 1.0
 _CANCEL_AGAIN_S: Final = 0.2
 _SPEAKER_BYTES: Final = 8
@@ -170,8 +172,9 @@ class SharingService:
             started = self._clock()
             try:
                 for _ in self.exchange.listener.apply(received.data, now=started, age_s=received.age_s):
-                    await asyncio.sleep(self._clock() - started)  # requests get as much time as the portion
-                    started = self._clock()
+                    if (spent_s := self._clock() - started) >= _PORTION_S:
+                        await asyncio.sleep(spent_s)  # requests get as much time as the events
+                        started = self._clock()
             except MalformedBatchError as error:
                 self.exchange.counts.skipped["malformed"] += 1
                 _log.warning("skipped a batch of another picker: %s", error)

@@ -1,4 +1,4 @@
-"""A batch with long chains is applied in portions, and costs no more than its bytes."""
+"""A batch is applied event by event, and costs no more than its bytes."""
 
 import contextlib
 
@@ -20,7 +20,6 @@ from epp.sources.sharing.batches import (
 from tests.unit.sources.sharing.pickers import Replica
 
 LONG = pack_hashes(range(1, MOST_CHUNKS + 1))
-PORTION_CHUNKS = 4_096
 
 
 def began(replica: Replica, number: int, chain: bytes) -> SharedBegan:
@@ -31,22 +30,14 @@ def peer_batch(events: list[Event]) -> bytes:
     return encode(Batch(b"other", 1, 0, events))
 
 
-def test_a_batch_of_long_chains_is_applied_in_portions() -> None:
+def test_a_batch_is_applied_event_by_event() -> None:
     replica = Replica(1)
     data = peer_batch([began(replica, n, LONG) for n in range(1, 9)])
     steps = 0
     for _ in replica.exchange.listener.apply(data, now=1.1):
         steps += 1
         replica.check()
-    assert steps == 8, "each of these chains is a portion of its own"
-
-
-def test_many_small_events_are_also_applied_in_portions() -> None:
-    replica = Replica(1)
-    data = peer_batch([began(replica, n, b"\1" * 8) for n in range(MOST_EVENTS)])
-    steps = sum(1 for _ in replica.exchange.listener.apply(data, now=1.1))
-    assert steps >= MOST_EVENTS * 16 // PORTION_CHUNKS
-    replica.check()
+    assert steps == 8
 
 
 @pytest.mark.parametrize("how", ["given up", "forgotten"])

@@ -1,6 +1,7 @@
 """The loops of a picker's sharing over links that work, fail, and come back."""
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import Counter
@@ -9,7 +10,7 @@ import pytest
 
 from epp.config.sharing import Sharing
 from epp.picker.prefix_index.secret import derived
-from epp.sources.sharing.batches import LinkError, Received
+from epp.sources.sharing.batches import Batch, LinkError, Received, SharedBegan, encode, identity_of
 from tests.harness.processes import wait_until
 from tests.harness.sharing import met, sharing
 from tests.unit.picker.picker_questions import text
@@ -131,6 +132,25 @@ async def test_a_picker_that_ends_closes_its_link_after_its_last_events() -> Non
         sent = link.calls["send"]
     assert link.calls["send"] == sent + 1
     assert link.closed
+
+
+async def test_other_work_goes_on_while_a_batch_of_many_events_is_applied() -> None:
+    calls, link, seen = itertools.count(), MemoryLink(Channel()), set[int]()
+
+    def clock() -> float:
+        """Return a time at which each event has taken a millisecond."""
+        return time.monotonic() + next(calls) / 1000
+
+    async with sharing(link, settings=SETTINGS, clock=clock) as one:
+        state = next(iter(one.replica.picker.fleet.states()))
+        name, process = state.endpoint.name, identity_of(state)
+        began = [SharedBegan(0, name, process, number, 10, "", b"") for number in range(1, 101)]
+        link.received.append(encode(Batch(b"other", 1, 0, [*began])))
+        async with asyncio.timeout(60):
+            while 100 not in seen:
+                seen.add(sum(one.replica.in_flight_of_peers().values()))
+                await asyncio.sleep(0)
+    assert len(seen) > 20, "a pause after each three events"
 
 
 def hurried() -> float:
