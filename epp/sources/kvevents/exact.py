@@ -23,7 +23,7 @@ from epp.sources.kvevents.decoding import (
     Stored,
     decode,
 )
-from epp.sources.kvevents.knowledge import Knowledge, KnownServer
+from epp.sources.kvevents.knowledge import Knowledge, KnownServer, MappedPrompt
 from epp.sources.kvevents.mapping import Language, UnmappedError, map_prompt
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
 from epp.sources.kvevents.sequence import Forget, Step
@@ -62,8 +62,45 @@ class _Model:
     prompts: Counter[str] = field(default_factory=lambda: Counter(mapped=0, matched=0, missed=0))
     """Numbers of prompts: mapped, matched or missed at their servers, or skipped for some other reason."""
 
+    def fault_in(self, event: Stored) -> str | None:
+        """Return why the server of the event does not name blocks as we do. Empty: it does. None: the event
+        does not show it.
+        """
+        if self.settings is None or not event.plain_tokens or not event.blocks or event.partial_attention:
+            return None
+        size, odd = divmod(len(event.plain_tokens), len(event.blocks))
+        if odd or not size:
+            return None  # only the tokens of whole blocks show how they are named
+        if self.hasher is not None and size != self.block_tokens:
+            return f"blocks of {size} tokens; the model's other servers have {self.block_tokens}"
+        tried = (self.hasher.algorithm,) if self.hasher else ALGORITHMS
+        for algorithm in tried:
+            hasher = BlockHasher(algorithm, seed=self.settings.seed)
+            if hasher.names(event.plain_tokens[:size], block_tokens=size)[0] == event.blocks[0]:
+                if self.hasher is None:
+                    self.hasher, self.block_tokens = hasher, size
+                return ""
+        self.fault = f"its blocks are not named by {', '.join(tried)} from the configured hash seed"
+        return self.fault
+
+    def map(self, routed: RoutedPrompt) -> MappedPrompt:
+        """Raises UnmappedError."""
+        if self.settings is None:
+            raise UnmappedError("model")
+        if self.hasher is None:
+            raise UnmappedError("waiting")
+        if self.status().state == "off" and (self.prompts["off"] + 1) % _LOOK_AGAIN:
+            raise UnmappedError("off")
+        return map_prompt(
+            routed,
+            language=self.settings.language,
+            hasher=self.hasher,
+            block_tokens=self.block_tokens,
+            adapter_path=self.settings.adapters.get(routed.adapter) if routed.adapter else None,
+        )
+
     def status(self) -> ExactModelStatus:
-        """Return what people see of the model. Whether it is off decides about its prompts, too."""
+        """Return what people see of the model."""
         state: ModelState = "off"
         if self.settings is None:
             reason = f"no exactMode.models entry for {self.name or 'the model'}"
@@ -139,7 +176,10 @@ class Exact:
         known.events += len(events)
         for event in events:
             if isinstance(event, Stored) and not known.off and not known.agreed:
-                self._compare(server, known, event)
+                fault = self._models[known.model].fault_in(event)
+                known.agreed = fault == ""
+                if fault:
+                    self._switch_off(server, fault)
             if known.off:
                 return
             self.knowledge.apply(server, event, now=now)
@@ -154,30 +194,6 @@ class Exact:
         self.knowledge.servers[server].off = reason
         self.knowledge.forget(server)
 
-    def _compare(self, server: EndpointName, known: KnownServer, event: Stored) -> None:
-        """Find out whether the server names blocks as we do."""
-        model = self._models[known.model]
-        if model.settings is None or not event.plain_tokens or not event.blocks or event.partial_attention:
-            return
-        size, odd = divmod(len(event.plain_tokens), len(event.blocks))
-        if odd or not size:
-            return  # only the tokens of whole blocks show how they are named
-        if model.hasher is not None and size != model.block_tokens:
-            self._switch_off(
-                server, f"blocks of {size} tokens; the model's other servers have {model.block_tokens}"
-            )
-            return
-        tried = (model.hasher.algorithm,) if model.hasher else ALGORITHMS
-        for algorithm in tried:
-            hasher = BlockHasher(algorithm, seed=model.settings.seed)
-            if hasher.names(event.plain_tokens[:size], block_tokens=size)[0] == event.blocks[0]:
-                known.agreed = True
-                if model.hasher is None:
-                    model.hasher, model.block_tokens = hasher, size
-                return
-        model.fault = f"its blocks are not named by {', '.join(tried)} from the configured hash seed"
-        self._switch_off(server, model.fault)
-
     # -- prompts ---------------------------------------------------------------------------------------------
 
     def routed(self, routed: RoutedPrompt, *, now: float) -> None:
@@ -186,37 +202,19 @@ class Exact:
         if known is None:
             return
         model = self._models[known.model]
-        if model.settings is None:
-            model.prompts["model"] += 1
-        elif model.hasher is None:
-            model.prompts["waiting"] += 1
-        elif model.status().state == "off" and (model.prompts["off"] + 1) % _LOOK_AGAIN:
-            model.prompts["off"] += 1
-        else:
-            self._map(model, model.settings, model.hasher, routed, now=now)
-
-    def _map(
-        self, model: _Model, settings: ModelSettings, hasher: BlockHasher, routed: RoutedPrompt, *, now: float
-    ) -> None:
         try:
-            mapped = map_prompt(
-                routed,
-                language=settings.language,
-                hasher=hasher,
-                block_tokens=model.block_tokens,
-                adapter_path=settings.adapters.get(routed.adapter) if routed.adapter else None,
-            )
+            mapped = model.map(routed)
         except UnmappedError as error:
             model.prompts[str(error)] += 1
-            return
         except Exception as error:  # noqa: BLE001 - a client's text caused this error, which may cost only its own prompt
             model.prompts["error"] += 1
             self.last_error = repr(error)
-            return
-        model.prompts["mapped"] += 1
-        self.knowledge.map(mapped, now=now)
-        if mapped.blocks:
-            model.checks.append((now + _CHECK_AFTER_S, routed.server, (mapped.blocks[0], mapped.blocks[-1])))
+        else:
+            model.prompts["mapped"] += 1
+            self.knowledge.map(mapped, now=now)
+            if mapped.blocks:
+                ends = mapped.blocks[0], mapped.blocks[-1]
+                model.checks.append((now + _CHECK_AFTER_S, routed.server, ends))
 
     def _check(self, model: _Model, *, now: float) -> None:
         """Find out whether the prompts' blocks have appeared at their servers, by the first and the last

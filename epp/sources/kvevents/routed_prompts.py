@@ -49,7 +49,12 @@ class RoutedPrompts:
     def on_event(self, event: PickerEvent) -> None:
         match event:
             case Began(request=request, question=question) if request.chain:
-                self._keep(request, question.inference)
+                size = question.inference.held_bytes
+                if self.held_bytes + size > self._max_bytes:
+                    self.dropped += 1
+                else:
+                    self._kept_bytes += size
+                    self._unanswered[request] = question.inference
             case Answered(request=request):
                 status = request.decision.status
                 if status is not None and status < 400:  # after a refusal the server has computed nothing
@@ -58,14 +63,6 @@ class RoutedPrompts:
                 self._let_go(request, answered=False)
             case Restarted(server=server):
                 self.restarted.append(server.endpoint.name)
-
-    def _keep(self, request: Pick, inference: InferenceRequest) -> None:
-        """Keep a prompt until its answer begins, if the bounds allow it."""
-        if self.held_bytes + inference.held_bytes > self._max_bytes:
-            self.dropped += 1
-            return
-        self._kept_bytes += inference.held_bytes
-        self._unanswered[request] = inference
 
     def _let_go(self, request: Pick, *, answered: bool) -> None:
         """Queue a prompt whose answer begins. Drop a prompt whose answer will not begin."""
