@@ -48,9 +48,6 @@ class Caller(Protocol):
     def reply(self, reply: Reply) -> None:
         """Answer the next messages by `reply`, without the handler, until `reply` has no answer for one."""
 
-    def leaves_work(self) -> None:
-        """Say that the current message leaves work, to be done once its answers are written."""
-
     def end(self, status: int = OK, details: str = "") -> None: ...
 
 

@@ -134,6 +134,8 @@ class LiveStreams:
         """
         self.on_room: Callable[[], None] = lambda: None
         """A function that is called when the gate should be pumped soon."""
+        self.on_pick: Callable[[], object] = lambda: None
+        """A function that is called after each pick. It has `tidy` called once the answer is written."""
 
     @property
     def max_message_bytes(self) -> int:
@@ -155,6 +157,9 @@ class LiveStreams:
         """
         if self.context.gate is not None and self.context.gate.waiting:
             self.on_room()
+
+    def tidy(self) -> None:
+        self.picker.tidy(now=self.clock())
 
     def let_go(self, stream: HttpStream, *, now: float) -> None:
         """End the call of a stream that is not held open, since its request no longer needs it."""
@@ -263,17 +268,15 @@ class Conversation(Handler):
         return True
 
     def _answer(self, stream: HttpStream, data: bytes, *, now: float) -> None:
-        call = self._call
         event = decode(data, names=self._names)
-        actions = stream.receive(event, now=now)
+        for action in stream.receive(event, now=now):
+            self._call.send(encode(action))
         if not self._picked:
             if stream.pick is not None:
                 self._picked = True
-                call.leaves_work()
+                self._streams.on_pick()
             elif stream.phase is Phase.WAITING:
                 self._streams.room()
-        for action in actions:
-            call.send(encode(action))
 
     def _later(self, actions: Sequence[Action]) -> None:
         """Send the answers to a request that waited, because flow control has decided."""

@@ -109,7 +109,7 @@ class App:
             await stopping.wait()
             self._draining = True
             drain_s = self._config.drain_seconds
-            _log.info("draining %d streams, for %g s at most", self._server.streams, drain_s)
+            _log.info("draining %d streams, for %g s at most", len(self._server.streams.live), drain_s)
             await self._server.drain(drain_s)
             for task in tasks:
                 task.cancel()
@@ -271,7 +271,7 @@ class App:
         ]
 
     def _overload(self) -> float:
-        return self._server.overload.share(now=time.monotonic())
+        return self._server.streams.overload.share(now=time.monotonic())
 
     def _status(self) -> PickerStatus:
         now = time.monotonic()

@@ -59,11 +59,8 @@ class Http2Server:
         max_peers: int,
         clock: Callable[[], float],
         on_fault: Callable[[str], None],
-        after_writing: Callable[..., None],
     ) -> None:
-        """`on_fault` is called with the reason of each fault of a peer. `after_writing` is called with the
-        time `now`, after the write of each turn that leaves work (`Caller.leaves_work`).
-        """
+        """`on_fault` is called with the reason of each fault of a peer."""
         self.services = services
         self.limits = limits
         self.held = HeldBytes(max_held_bytes)
@@ -72,13 +69,11 @@ class Http2Server:
         self._sources: dict[str, AddressTurns] = {}
         self.now = clock
         self.fault = on_fault
-        self.after_writing = after_writing
         self.turns = Turns(clock)
         self._acceptor = Acceptor(
             self._welcome, has_room=self.make_room, most_arriving=_HANDSHAKES, on_fault=on_fault
         )
         self._certificates: Certificates | None = None
-        self._ticking: asyncio.TimerHandle | None = None
 
     async def start(self, listen: Listen) -> int:
         """Bind and serve. Return the port, or 0 for a unix socket. Raises ConfigError if the address or a
@@ -104,8 +99,6 @@ class Http2Server:
         for peer in list(self.peers):
             peer.close()
         await self._until_gone(_LAST_WORDS_S)
-        if self._ticking is not None:
-            self._ticking.cancel()
         for peer in list(self.peers):
             peer.abort()
 
@@ -170,7 +163,8 @@ class Http2Server:
             peer.check_integrity()
 
     def _tick(self) -> None:
-        self._ticking = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+        if self._acceptor.listening:
+            asyncio.get_running_loop().call_later(_TICK_S, self._tick)
         now = self.now()
         self.held.expire(began_before=now - self.limits.message_s)
         for peer in list(self.peers):

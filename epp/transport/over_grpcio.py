@@ -45,20 +45,14 @@ _OPTIONS: Final = (
 
 
 class GrpcioTransport(grpc.GenericRpcHandler):
-    """Serves `services` by path from `start` to `stop`. `after_writing`: as for `Http2Server`."""
+    """Serves `services` by path from `start` to `stop`."""
 
     def __init__(
-        self,
-        services: Mapping[str, Service],
-        *,
-        max_message_bytes: int,
-        clock: Callable[[], float],
-        after_writing: Callable[..., None],
+        self, services: Mapping[str, Service], *, max_message_bytes: int, clock: Callable[[], float]
     ) -> None:
         self._services = services
         self._max_message_bytes = max_message_bytes
         self._clock = clock
-        self._after_writing = after_writing
         self._server: grpc.aio.Server | None = None
 
     async def start(self, listen: Listen) -> int:
@@ -113,9 +107,6 @@ class GrpcioTransport(grpc.GenericRpcHandler):
                 handler.message(data, now=self._clock())
                 del data  # A body must not stay in memory until the next message.
                 await call.written.wait()
-                if call.work_left:
-                    call.work_left = False
-                    self._after_writing(now=self._clock())
             if call.is_open:
                 handler.half_closed(now=self._clock())
         except Exception:  # noqa: BLE001 - whatever it is, the caller hears of it
@@ -137,7 +128,6 @@ class _Call:
         """Set while no message has to be written. Until then no further message is read."""
         self.written.set()
         self.is_open = True
-        self.work_left = False
         self.broken = False
         """Whether the handler has failed."""
         self.status = OK
@@ -158,9 +148,6 @@ class _Call:
 
     def reply(self, reply: Reply) -> None:
         """Do nothing: every message goes to the handler, which answers in the same way."""
-
-    def leaves_work(self) -> None:
-        self.work_left = True
 
     def end(self, status: int = OK, details: str = "") -> None:
         self.is_open = False

@@ -33,7 +33,7 @@ from epp.transport.http2.messages import (
     Reply,
     memory_bytes,
 )
-from epp.transport.turns import AT_ONCE_S, AddressTurns
+from epp.transport.turns import AT_ONCE_S, MOST_AT_ONCE_S, AddressTurns
 
 if TYPE_CHECKING:
     from epp.transport.http2_server import Http2Server
@@ -81,18 +81,17 @@ class Call:
     def send(self, message: bytes) -> None:
         peer = self._peer
         peer.connection.send(self.stream_id, message)
-        if not peer.in_turn:
-            peer.flush_soon()
+        peer.flush_soon()
 
     def reply(self, reply: Reply) -> None:
         if not self.waiting:  # the call's waiting messages come first
             self._peer.connection.reply(self.stream_id, reply)
 
-    def leaves_work(self) -> None:
-        self._peer.work_left = True
-
     def end(self, status: int = OK, details: str = "") -> None:
-        self._peer.end(self, status, details)
+        peer = self._peer
+        peer.forget(self)
+        peer.connection.end(self.stream_id, status, details)
+        peer.flush_soon()
 
 
 _Waiting = tuple[float, Call, Message | HalfClosed | Gone]
@@ -110,11 +109,8 @@ class Peer(asyncio.Protocol):
         self.source = AddressTurns("")
         self.urgent = False
         self.used_s = 0.0
-        self.in_turn = False
-        """Answers of this turn are written at the end of the turn."""
-        self.work_left = False
-        """Whether a message of this turn left work, to be done after writing."""
-        self._flush_asked = False
+        self._will_flush = False
+        """Whether answers will be written without another word: at the end of the turn, or soon."""
         self._waits = False
         """Whether `turns` will call `go_on`."""
         self._unread_since = inf
@@ -151,7 +147,7 @@ class Peer(asyncio.Protocol):
             self._read_after = min(max(min(now, turns.busy_since), self._read_at), self._paused_at)
         self._paused_at = inf
         self._read_at = now
-        if now > turns.ends:
+        if turns.busy_s > MOST_AT_ONCE_S:
             self._take_in(self.connection.receive(data, now=now, limit=0), now=now)
             self._later()
         else:
@@ -173,11 +169,6 @@ class Peer(asyncio.Protocol):
         self._later()
 
     # -- for the server and for calls ------------------------------------------------------------------------
-
-    def end(self, call: Call, status: int, details: str) -> None:
-        self._forget(call)
-        self.connection.end(call.stream_id, status, details)
-        self.flush_soon()
 
     def leave(self) -> None:
         """Ask the peer to open no more calls."""
@@ -212,13 +203,13 @@ class Peer(asyncio.Protocol):
             self.flush()
 
     def flush_soon(self) -> None:
-        """Write the answer that a handler gave outside of the peer's turn."""
-        if not self.in_turn and not self._flush_asked:
-            self._flush_asked = True
+        """Write an answer at the end of this turn, or soon if the peer has no turn."""
+        if not self._will_flush:
+            self._will_flush = True
             asyncio.get_running_loop().call_soon(self.flush)
 
     def flush(self) -> None:
-        self._flush_asked = False
+        self._will_flush = False
         transport = self.transport
         if transport is None:
             return
@@ -243,15 +234,11 @@ class Peer(asyncio.Protocol):
     def _turn(self, data: bytes, *, now: float) -> None:
         """Read and handle what has come, until the time of the turn is over."""
         server, connection = self.server, self.connection
-        self.in_turn = True
+        self._will_flush = True
         events = connection.receive(data, now=now, limit=_STEPS)
         if events or connection.pending or self._of_begun or self._of_new:
             self._serve(events, now=now)
-        self.in_turn = False
         self.flush()
-        if self.work_left:
-            self.work_left = False
-            server.after_writing(now=server.now())
         turns, ended = server.turns, server.now()
         turns.busy_s += ended - now
         if turns.asked or turns.busy_s > AT_ONCE_S:
@@ -373,11 +360,11 @@ class Peer(asyncio.Protocol):
         self.urgent = self.urgent or call.handler.urgent
 
     def _gone(self, call: Call, *, now: float, broken: bool = False) -> None:
-        handler = self._forget(call)
+        handler = self.forget(call)
         if handler is not None:
             handler.gone(now=now, broken=broken)
 
-    def _forget(self, call: Call) -> Handler | None:
+    def forget(self, call: Call) -> Handler | None:
         """Forget the call, since no caller waits for its answer any more."""
         handler, call.handler = call.handler, None
         self._calls.pop(call.stream_id, None)

@@ -6,24 +6,29 @@ configuration asks for it. `conversation` has the calls in flight. The compositi
 methods belong to the event loop that called `start`.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from epp.config.sections import Listen
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.protocol import access_log
 from epp.protocol.calls import Service
-from epp.protocol.conversation import SERVICE, Conversation, LiveStreams, Overload
+from epp.protocol.conversation import SERVICE, Conversation, LiveStreams
 from epp.protocol.health import MOST_QUESTION_BYTES, Health
 from epp.protocol.settings import StreamSettings
 from epp.transport.http2.frames import Limits
 from epp.transport.http2_server import Http2Server, max_peers
+
+if TYPE_CHECKING:
+    from epp.transport.over_grpcio import GrpcioTransport
 
 _log = logging.getLogger(__name__)
 
@@ -46,18 +51,6 @@ _LONGEST_S: Final = 1.0
 _AFTER_FAULT_S: Final = 0.1
 _MOST_PROBERS: Final = 64
 """The most connections to the port for probes."""
-
-
-class Transport(Protocol):
-    """Carries the calls of services."""
-
-    async def start(self, listen: Listen) -> int:
-        """Bind and serve. Return the port, or 0 for a unix socket. Raises ConfigError if it cannot listen."""
-
-    async def stop(self, grace_s: float) -> None:
-        """Close the socket, and cancel the calls still in flight after `grace_s`."""
-
-    def check_integrity(self) -> None: ...
 
 
 class Pump:
@@ -125,13 +118,12 @@ class ExtProcServer:
         self._listen = listen
         self.health = Health()
         """What data planes and probes are told."""
-        self._streams = LiveStreams(picker, settings=settings, clock=clock, gate=gate)
+        self.streams = LiveStreams(picker, settings=settings, clock=clock, gate=gate)
+        """The ext_proc streams in flight. Callers only read them."""
         self._pump = Pump(gate, clock=clock, after=picker.tidy) if gate is not None else None
         if self._pump is not None:
-            self._streams.on_room = self._pump.soon
-        self._http2 = partial(
-            Http2Server, clock=clock, on_fault=self._streams.fault, after_writing=picker.tidy
-        )
+            self.streams.on_room = self._pump.soon
+        self._http2 = partial(Http2Server, clock=clock, on_fault=self.streams.fault)
         self.transport = self._transport()
         """The transport that carries the calls: our HTTP/2 or grpcio. Callers only read it."""
         self._probed = self._http2(
@@ -144,19 +136,11 @@ class ExtProcServer:
         self.port = 0
         """The port in use after the start. 0 for a unix socket."""
 
-    @property
-    def overload(self) -> Overload:
-        """The share of new requests that go unread because the picker has too much work."""
-        return self._streams.overload
-
-    @property
-    def streams(self) -> int:
-        """The number of ext_proc streams in flight."""
-        return len(self._streams.live)
-
     async def start(self, *, ready: bool = True) -> None:
         """Bind and serve. Raises ConfigError if the address or a certificate cannot be used."""
         self.health.set_ready(ready=ready)
+        # The answer of a pick is written before the event loop goes on.
+        self.streams.on_pick = partial(asyncio.get_running_loop().call_soon, self.streams.tidy)
         self.port = await self.transport.start(self._listen)
         if self._listen.health_address:
             await self._probed.start(Listen(address=self._listen.health_address))
@@ -170,9 +154,9 @@ class ExtProcServer:
         alone.
         """
         self.health.set_ready(ready=False)
-        waited, live = self._streams.drain(), self._streams.live
+        waited, live = self.streams.drain(), self.streams.live
         started = self._clock()
-        notice_s = min(seconds, _NOTICE_S if started - self._streams.last_began < _IDLE_S else 0.0)
+        notice_s = min(seconds, _NOTICE_S if started - self.streams.last_began < _IDLE_S else 0.0)
         passed_s = 0.0
         while (passed_s < seconds and (live or passed_s < notice_s)) or (
             passed_s < _LET_GO_S and not waited.isdisjoint(live)
@@ -184,40 +168,37 @@ class ExtProcServer:
         """Close the socket and cancel the calls still in flight after `grace_s`: requests that waited may go
         within this time.
         """
-        await self.transport.stop(grace_s if self._streams.live else 0.0)
+        await self.transport.stop(grace_s if self.streams.live else 0.0)
         await self._probed.stop(0)
         if self._pump is not None:
             self._pump.stop()
 
     def check_integrity(self) -> None:
-        self._streams.check_integrity()
+        self.streams.check_integrity()
         self.transport.check_integrity()
 
     def _services(self) -> Mapping[str, Service]:
-        log = access_log.AccessLog(self._streams.picker, self._streams.fault)
+        log = access_log.AccessLog(self.streams.picker, self.streams.fault)
         return {
-            f"/{SERVICE}/Process": partial(Conversation, self._streams),
+            f"/{SERVICE}/Process": partial(Conversation, self.streams),
             access_log.METHOD: partial(access_log.AccessLogCall, log),
             **self.health.services(),
         }
 
-    def _transport(self) -> Transport:
+    def _transport(self) -> Http2Server | GrpcioTransport:
         """Return the transport that the settings ask for. gRPC's is imported only if it is asked for, because
         it starts its own threads.
         """
-        most_bytes = self._streams.max_message_bytes
+        most_bytes = self.streams.max_message_bytes
         if self._listen.transport == "grpcio":
-            from epp.transport.over_grpcio import GrpcioTransport  # noqa: PLC0415
+            from epp.transport import over_grpcio  # noqa: PLC0415
 
-            return GrpcioTransport(
-                self._services(),
-                max_message_bytes=most_bytes,
-                clock=self._clock,
-                after_writing=self._streams.picker.tidy,
+            return over_grpcio.GrpcioTransport(
+                self._services(), max_message_bytes=most_bytes, clock=self._clock
             )
         return self._http2(
             self._services(),
             limits=Limits(max_message_bytes=most_bytes),
-            max_held_bytes=max(self._streams.context.settings.room.max_bytes, most_bytes),
+            max_held_bytes=max(self.streams.context.settings.room.max_bytes, most_bytes),
             max_peers=max_peers(),
         )

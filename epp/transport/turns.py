@@ -22,6 +22,8 @@ from typing import Final, Protocol
 
 AT_ONCE_S: Final = 0.002
 """After turns of this length, the loop begins a new iteration soon."""
+MOST_AT_ONCE_S: Final = 0.004
+"""After turns of this length, connections wait for a later iteration."""
 _LINE_S: Final = 0.002
 """How long the line is served in one iteration. At least one turn is served."""
 _PRICE_OF_OTHERS: Final = 8.0
@@ -62,8 +64,6 @@ class Turns:
         """The time used, by its price, at which the latest turn began that others waited for."""
         self.busy_s = 0.0
         """How long the turns since `_begin` took, or some earlier turns. The guests add to it."""
-        self.ends = inf
-        """When work of this iteration has to wait for a later iteration."""
         self.asked = False
         """Whether the next iteration begins with `_begin`."""
         self.busy_since = inf
@@ -85,8 +85,6 @@ class Turns:
         if self._line:  # As long as nobody waits, nobody is owed time.
             price = len(guest.source.guests) * (1.0 if guest.urgent else _PRICE_OF_OTHERS)
             guest.used_s = max(guest.used_s, self._reached_s) + price * (now - began)
-        if self.busy_s > AT_ONCE_S and self.ends == inf:
-            self.ends = now + AT_ONCE_S
         self._first_turn = min(self._first_turn, began)
         self._ask()
 
@@ -98,7 +96,7 @@ class Turns:
     def _begin(self) -> None:
         """Serve the line at the beginning of an iteration. After that, the loop looks for bytes."""
         now = self._clock()
-        self.asked, self.busy_s, self.ends = False, 0.0, inf
+        self.asked, self.busy_s = False, 0.0
         self.busy_since = min(self._first_turn, now) if self._line else self._first_turn
         until = now + _LINE_S
         try:

@@ -236,7 +236,7 @@ class Transports(Connections):
         return accepted
 
     async def check(self) -> None:
-        assert not self._server.streams, "a call outlived its connection"
+        assert not self._server.streams.live, "a call outlived its connection"
         assert self._http2.held.now == self._http2.held.unsent == 0, "unfinished messages or answers are held"
         assert not self._http2.peers
         assert self._seen.open == 0

@@ -70,7 +70,7 @@ class EnvoyRig:
     async def settled(self) -> None:
         """Wait until every pick is over and every stream is gone."""
         await wait_until(
-            lambda: not self.server.streams and len(self.seen.over) >= len(self.seen.picks),
+            lambda: not self.server.streams.live and len(self.seen.over) >= len(self.seen.picks),
             what="all is over",
         )
         assert all(s.in_flight == 0 for s in self.picker.fleet.states())
@@ -297,7 +297,7 @@ async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path
             ]
             for answer in answers:
                 assert await answer.content.readexactly(6) == b"begun,"
-            assert server.streams == len(answers)
+            assert len(server.streams.live) == len(answers)
             await server.drain(5)
             await server.stop()
             told.set()
@@ -308,7 +308,7 @@ async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path
 @pytest.fixture
 def overloaded(rig: EnvoyRig) -> Iterator[None]:
     """Make the picker believe that every request has waited for too long. Other tests do not notice."""
-    believed = rig.server.overload
+    believed = rig.server.streams.overload
     skips = believed.skips
     believed.skips = lambda **_: True  # type: ignore[method-assign]
     yield

@@ -31,7 +31,6 @@ from epp.transport.http2.frames import (
     unpack_head,
 )
 from epp.transport.http2.messages import (
-    OK,
     PREFIX_BYTES,
     Event,
     Fault,
@@ -80,6 +79,8 @@ class Connection:
         """Why the connection must be closed. Empty: it need not be closed."""
         self.data_to_send = self._table.take
         """Returns the bytes to write now. Each byte is returned once."""
+        self.send, self.end = self._table.send, self._table.end
+        """Send a message of an answer, or end the answer."""
         self._table.out.append(frames.hello(limits))
 
     # -- for the owner ---------------------------------------------------------------------------------------
@@ -105,18 +106,6 @@ class Connection:
             if table.send_some(max(1, table.steps)):
                 self.pending = True
         return self._taken()
-
-    def send(self, stream_id: int, message: bytes) -> None:
-        """Send one message of the answer. Does nothing if the stream is gone."""
-        stream = self.streams.get(stream_id)
-        if stream is not None and stream.end is None:
-            self._table.message(stream, message)
-
-    def end(self, stream_id: int, status: int = OK, details: str = "") -> None:
-        """End the call. Does nothing if the stream is gone."""
-        stream = self.streams.get(stream_id)
-        if stream is not None:
-            self._table.end(stream, status, details)
 
     def reply(self, stream_id: int, reply: Reply) -> None:
         """Answer the next messages by `reply`, without events, as long as they come in whole frames and
@@ -298,8 +287,7 @@ class Connection:
             return
         stream = self.streams[number] = Stream(number, window=self._limits.stream_window_bytes)
         stream.declared = request.declared_bytes
-        if ends:
-            stream.peer_ended = True
+        stream.peer_ended = ends
         if request.refuse_status:
             self._table.refuse(stream, request.refuse_status)
             return

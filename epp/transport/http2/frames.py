@@ -167,7 +167,7 @@ def preface_length(data: bytes) -> int:
     return 0 if len(data) < len(PREFACE) else len(PREFACE)
 
 
-_RATES: Final = {
+RATES: Final = {
     "rapid_reset": (10_000.0, 10_000.0),
     "ping_flood": (2_000.0, 500.0),
     "settings_flood": (50.0, 5.0),
@@ -176,31 +176,14 @@ _RATES: Final = {
     "stream_error_flood": (1_000.0, 100.0),
     "header_flood": (20_000.0, 5_000.0),
 }
-"""The tokens of each bucket at first and at most, and those that come back in a second. `rapid_reset`:
-clients that all leave at once may cause so many, and one core serves fewer. `header_flood`: blocks to decode
-and parts of blocks take one each, and one for 256 bytes.
+"""The buckets: the tokens of each at first and at most, and those that come back in a second.
+
+Some frames cost us little, but cost the peer even less (PING, SETTINGS, an empty DATA). Each such frame takes
+a token from the bucket of its kind. A peer that empties a bucket is disconnected with ENHANCE_YOUR_CALM. The
+buckets are far larger than what Envoy, grpcio or a busy client needs. `rapid_reset`: clients that all leave
+at once may cause so many, and one core serves fewer. `header_flood`: blocks to decode and parts of blocks
+take one each, and one for 256 bytes.
 """
-
-
-class Buckets:
-    """Some frames cost us little, but cost the peer even less (PING, SETTINGS, an empty DATA). Each such
-    frame takes a token from the bucket of its kind. Tokens come back with time. A peer that empties a bucket
-    is disconnected with ENHANCE_YOUR_CALM. The buckets are far larger than what Envoy, grpcio or a busy
-    client needs.
-    """
-
-    def __init__(self) -> None:
-        self._left: dict[str, tuple[float, float]] = {}
-        """The tokens of a bucket, and when they were counted."""
-
-    def take(self, what: str, tokens: float, *, now: float) -> None:
-        """Take tokens from the bucket `what`. Raises FrameError if there are too few."""
-        most, per_s = _RATES[what]
-        held, counted_at = self._left.get(what, (most, now))
-        left = min(most, held + (now - counted_at) * per_s) - tokens
-        self._left[what] = left, now
-        if left < 0.0:
-            raise FrameError(Code.ENHANCE_YOUR_CALM, what)
 
 
 def hello(limits: Limits) -> bytes:

@@ -8,10 +8,11 @@ from collections import OrderedDict
 from typing import Final
 
 from epp.transport.http2 import frames
-from epp.transport.http2.frames import Buckets, Code, Flag, FrameError, Kind, Limits, pack_head
+from epp.transport.http2.frames import RATES, Code, Flag, FrameError, Kind, Limits, pack_head
 from epp.transport.http2.messages import (
     GRPC_RESPONSE,
     INTERNAL,
+    OK,
     Assembly,
     BadMessageError,
     Event,
@@ -119,7 +120,8 @@ class StreamTable:
         self._stream_step = limits.stream_window_bytes // 2
         self._waiting: OrderedDict[Stream, None] = OrderedDict()
         """Streams that wait for the window of the connection, or for their turn to send."""
-        self._buckets = Buckets()
+        self._buckets: dict[str, tuple[float, float]] = {}
+        """The tokens of a bucket, and when they were counted."""
 
     # -- our windows -----------------------------------------------------------------------------------------
 
@@ -158,12 +160,15 @@ class StreamTable:
         self.out.clear()
         return data
 
-    def message(self, stream: Stream, data: bytes) -> None:
-        """Queue one gRPC message, after the headers of the answer."""
+    def send(self, number: int, message: bytes) -> None:
+        """Queue one message of the answer, after its headers. Does nothing if the stream is gone."""
+        stream = self.by_number.get(number)
+        if stream is None or stream.end is not None:
+            return
         if not stream.answered:
             stream.answered = True
             self.send_headers(stream.number, GRPC_RESPONSE, flags=Flag.END_HEADERS)
-        framed = pack_prefix(0, len(data)) + data
+        framed = pack_prefix(0, len(message)) + message
         if not self.send_whole(stream, framed):
             self.queue(stream, framed)
 
@@ -198,9 +203,10 @@ class StreamTable:
         self.held.unsent += more
         self._open()
 
-    def end(self, stream: Stream, status: int, details: str) -> None:
-        """End the answer with trailers, after all waiting data."""
-        if stream.end is None:
+    def end(self, number: int, status: int = OK, details: str = "") -> None:
+        """End the answer with trailers, after all waiting data. Does nothing if the stream is gone."""
+        stream = self.by_number.get(number)
+        if stream is not None and stream.end is None:
             stream.end = trailers(status, details, alone=not stream.answered)
             self.pump(stream)
 
@@ -246,17 +252,15 @@ class StreamTable:
         `send_some` sends what may be sent on the connection now.
         """
         stream = self.by_number.get(number)
+        code = Code.FLOW_CONTROL_ERROR if more else Code.PROTOCOL_ERROR
         if not number:
             self.window += more
             if not more or self.window > frames.MAX_WINDOW:
-                code = Code.FLOW_CONTROL_ERROR if more else Code.PROTOCOL_ERROR
                 raise FrameError(code, "window_overflow")
         elif stream is None:
             self.unexpected(number, Kind.WINDOW_UPDATE)
-        elif not more:
-            self.stream_error(number, Code.PROTOCOL_ERROR, "window_overflow")
-        elif stream.peer_credit + self.initial_window + more > frames.MAX_WINDOW:
-            self.stream_error(number, Code.FLOW_CONTROL_ERROR, "window_overflow")
+        elif not more or stream.peer_credit + self.initial_window + more > frames.MAX_WINDOW:
+            self.stream_error(number, code, "window_overflow")
         else:
             stream.peer_credit += more
             if stream.backlog is not None:
@@ -327,8 +331,13 @@ class StreamTable:
     # -- the faults of the peer ------------------------------------------------------------------------------
 
     def too_many(self, what: str, *, tokens: float = 1.0) -> None:
-        """Take tokens from the bucket `what`."""
-        self._buckets.take(what, tokens, now=self.now)
+        """Take tokens from the bucket `what`. Raises FrameError if there are too few."""
+        now, (most, per_s) = self.now, RATES[what]
+        held, counted_at = self._buckets.get(what, (most, now))
+        left = min(most, held + (now - counted_at) * per_s) - tokens
+        self._buckets[what] = left, now
+        if left < 0.0:
+            raise FrameError(Code.ENHANCE_YOUR_CALM, what)
 
     def unexpected(self, number: int, kind: int) -> None:
         """Handle a frame on a stream that is not open for it (RFC 9113, section 5.1). Late frames that change
@@ -351,7 +360,7 @@ class StreamTable:
         self.events.append(Fault(error.reason))
         self.events.append(Gone(stream.number))
         stream.drop_assembly()
-        self.end(stream, error.status, str(error))
+        self.end(stream.number, error.status, str(error))
 
     def stream_error(self, number: int, code: Code, reason: str) -> None:
         stream = self.by_number.get(number)

@@ -19,7 +19,7 @@ from tests.unit.protocol.stream_bench import BODY, HEADERS, OK, Bench
 
 
 class NotingCaller:
-    """A `Caller` that notes the answers, how often a message left work, and the end of the call."""
+    """A `Caller` that notes the answers and the end of the call."""
 
     is_open = True
     trace = ""
@@ -27,7 +27,6 @@ class NotingCaller:
     def __init__(self, *, waited_s: float = 0.0) -> None:
         self._waited_s = waited_s
         self.sent: list[bytes] = []
-        self.left_work = 0
         self.ended: list[tuple[int, str]] = []
 
     def waited_s(self) -> float:
@@ -37,9 +36,6 @@ class NotingCaller:
         self.sent.append(message)
 
     def reply(self, reply: Reply) -> None: ...
-
-    def leaves_work(self) -> None:
-        self.left_work += 1
 
     def end(self, status: int = GRPC_OK, details: str = "") -> None:
         self.ended.append((status, details))

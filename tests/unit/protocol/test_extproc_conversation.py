@@ -26,13 +26,13 @@ def test_no_call_asks_the_gate_if_flow_control_is_off() -> None:
 
 
 def test_a_call_leaves_work_for_later_once_when_its_request_is_picked() -> None:
-    calls = Calls()
+    calls, answered = Calls(), list[int]()
     call, caller = calls.ask(head())
-    assert caller.left_work == 0
+    calls.streams.on_pick = lambda: answered.append(len(caller.sent))
+    assert not answered
     call.message(body(), now=1.0)
-    assert caller.left_work == 1
     call.message(answer(), now=1.0)
-    assert caller.left_work == 1
+    assert answered == [2], "the pick is answered before the work"
 
 
 def test_gate_is_pumped_soon_when_a_request_waits_and_when_another_ends() -> None:

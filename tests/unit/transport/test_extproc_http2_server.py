@@ -24,7 +24,6 @@ def server_of(faults: list[str], *, max_peers: int = 10) -> Http2Server:
         max_peers=max_peers,
         clock=lambda: 100.0,
         on_fault=faults.append,
-        after_writing=lambda **_: None,
     )
 
 

@@ -44,8 +44,6 @@ class PeerServer:
     def fault(self, reason: str) -> None:
         raise AssertionError(reason)
 
-    def after_writing(self, *, now: float) -> None: ...
-
     def came(self, peer: Peer, address: str) -> AddressTurns:
         source = self.sources.setdefault(address, AddressTurns(address))
         source.guests.add(peer)

@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
@@ -12,6 +13,7 @@ from epp.picker.picker import Picker
 from epp.protocol.conversation import Conversation
 from epp.protocol.settings import StreamSettings
 from epp.transport.http2.messages import OK
+from epp.transport.http2_server import Http2Server
 from epp.transport.server import ExtProcServer
 from tests.unit.protocol.calls_bench import Calls, NotingCaller, answer, body, head
 
@@ -28,7 +30,7 @@ async def test_a_drain_waits_only_if_a_request_came_in_the_last_second(
     times = itertools.count(100.0, 0.5)
     server = server_at(lambda: next(times))
     if began is not None:
-        call = Conversation(server._streams, NotingCaller())  # noqa: SLF001 - the test is the data plane
+        call = Conversation(server.streams, NotingCaller())
         call.message(head(), now=began)
         call.gone(now=began, broken=False)
     await server.drain(30.0)
@@ -54,7 +56,7 @@ async def test_only_requests_that_waited_prolong_a_drain_by_10_s_at_most(
         return now
 
     server = server_at(clock)
-    server._streams = calls.streams  # noqa: SLF001 - a picker in which a request waits
+    server.streams = calls.streams  # a picker in which a request waits
     await server.drain(drain_s)
     assert least_s <= next(times) - 100.5 <= most_s
 
@@ -62,15 +64,15 @@ async def test_only_requests_that_waited_prolong_a_drain_by_10_s_at_most(
 async def test_a_call_that_says_nothing_keeps_no_drain() -> None:
     times = itertools.count(100.0, 0.5)
     server, caller = server_at(lambda: next(times)), NotingCaller()
-    server._streams = Calls().streams  # noqa: SLF001 - a picker that has a server
-    call = Conversation(server._streams, caller)  # noqa: SLF001 - as above
-    assert server.streams == 0
+    server.streams = Calls().streams  # a picker that has a server
+    call = Conversation(server.streams, caller)
+    assert not server.streams.live
     await server.drain(30.0)
     assert next(times) - 100.5 <= 1
     for data in (head(), body(), answer()):
         call.message(data, now=101.0)
     assert caller.ended == [(OK, "")], "a call that begins in a drain ends like the others"
-    assert server.streams == 0
+    assert not server.streams.live
 
 
 @pytest.mark.parametrize(("live", "grace_s"), [(False, 0.0), (True, 1.0)])
@@ -78,16 +80,11 @@ async def test_a_stop_waits_only_for_calls_in_flight(*, live: bool, grace_s: flo
     server, asked = server_at(lambda: 100.0), []
 
     class Noting:
-        async def start(self, _: Listen) -> int:
-            return 0
-
         async def stop(self, grace_s: float) -> None:
             asked.append(grace_s)
 
-        def check_integrity(self) -> None: ...
-
-    server.transport = Noting()
-    call = Conversation(server._streams, NotingCaller())  # noqa: SLF001 - the test is the data plane
+    server.transport = cast("Http2Server", Noting())
+    call = Conversation(server.streams, NotingCaller())
     call.message(head(), now=100.0)
     if not live:
         call.gone(now=100.0, broken=False)
