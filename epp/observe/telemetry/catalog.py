@@ -16,7 +16,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.utils import floatToGoString
 
 from epp.base.metric import Metric
-from epp.observe.telemetry.counts import Distribution, EventCounts, ProcessCounts, RequestCounts, ServerCounts
+from epp.observe.telemetry.counts import Distribution, ProcessCounts, RequestCounts, ServerCounts
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus, SharingStatus
 from epp.observe.telemetry.pool_status import PoolStatus, pools_of
 from epp.picker.flow.accounts import FlowStatus
@@ -60,19 +60,22 @@ GROUPS: Final = (
 METRICS: Final[tuple[Metric, ...]] = tuple(metric for group in GROUPS for _, metric in group.metrics())
 
 
-def objects(counts: EventCounts, status: PickerStatus) -> Iterator[tuple[Labels, object]]:
-    """Yield every object that has metrics, with the values of its group's labels."""
-    alone = (counts.requests, counts.process, status, status.sharing, status.exact)
-    yield from (((), each) for each in alone if each is not None)
+def objects(status: PickerStatus) -> Iterator[tuple[Labels, object]]:
+    """Yield every object of the status that has metrics, with the values of its group's labels."""
+    exact = status.exact
+    yield from (((), each) for each in (status, status.sharing, exact) if each is not None)
     for pool in pools_of(status.endpoints, status.flow, unserved=status.unserved, goal_s=status.goal_s):
         yield (pool.model, pool.pool), pool
     yield from (((endpoint.name,), endpoint) for endpoint in status.endpoints)
     yield from (((flow.model,), flow) for flow in status.flow)
-    named: list[Mapping[Any, object]] = [counts.servers]
-    if status.exact is not None:
-        named += [status.exact.models, status.exact.servers]
-    for each in named:
-        yield from (((name,), thing) for name, thing in each.items())
+    if exact is not None:
+        yield from named(exact.models)
+        yield from named(exact.servers)
+
+
+def named(things: Mapping[Any, object]) -> Iterator[tuple[Labels, object]]:
+    """Yield the objects of a mapping, each with its name as the value of its label."""
+    return (((name,), thing) for name, thing in things.items())
 
 
 def families(

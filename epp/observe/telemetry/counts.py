@@ -6,12 +6,11 @@ buckets. Here one thread counts, and the same thread answers Prometheus, so a pl
 
 from bisect import bisect_left
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from epp.base.metric import counter, gauge, histogram
-from epp.base.types import EndpointName
 
 
 class Distribution:
@@ -198,14 +197,3 @@ class ProcessCounts:
         "epp_tasks",
         "Tasks of the event loop: one for each open stream, scrape and connection, and a few more.",
     )
-
-
-@dataclass(slots=True)
-class EventCounts:
-    """Everything that one process counts."""
-
-    requests: RequestCounts = field(default_factory=RequestCounts)
-    servers: defaultdict[EndpointName, ServerCounts] = field(
-        default_factory=lambda: defaultdict(ServerCounts)
-    )
-    process: ProcessCounts = field(default_factory=ProcessCounts)

@@ -7,9 +7,10 @@ never with text of a prompt.
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 from prometheus_client import ProcessCollector, generate_latest
@@ -18,8 +19,8 @@ from prometheus_client.registry import Collector
 
 from epp.base.errors import PickError
 from epp.base.types import EndpointName
-from epp.observe.telemetry.catalog import families, objects
-from epp.observe.telemetry.counts import EventCounts
+from epp.observe.telemetry.catalog import families, named, objects
+from epp.observe.telemetry.counts import ProcessCounts, RequestCounts, ServerCounts
 from epp.observe.telemetry.decisions import DecisionRing, RefusalRecord
 from epp.observe.telemetry.picker_state import StatusSource
 from epp.picker.decision import Decision
@@ -49,11 +50,13 @@ class Metrics:
     timer: Callable[[], float] = time.perf_counter
     """The same timer as the streams'."""
 
-    def __post_init__(self) -> None:
-        self._counts = counts = EventCounts()
-        self._requests, self._servers, self.process = counts.requests, counts.servers, counts.process
-        """The loops of the picker write into `process`."""
-        self._of_python = ProcessCollector(registry=None)
+    process: ProcessCounts = field(init=False, default_factory=ProcessCounts)
+    """The loops of the picker write into it."""
+    _requests: RequestCounts = field(init=False, default_factory=RequestCounts)
+    _servers: defaultdict[EndpointName, ServerCounts] = field(
+        init=False, default_factory=lambda: defaultdict(ServerCounts)
+    )
+    _of_python: ProcessCollector = field(init=False, default_factory=lambda: ProcessCollector(registry=None))
 
     def on_event(self, event: PickerEvent) -> None:
         if isinstance(event, Began):
@@ -140,7 +143,9 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         status = self.state()
         self.keep({endpoint.name for endpoint in status.endpoints})
-        yield from chain(families(objects(self._counts, status)), self._of_python.collect())
+        counted = [((), self._requests), ((), self.process), *named(self._servers)]
+        yield from families(chain(counted, objects(status)))
+        yield from self._of_python.collect()
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the page, one metric at a time. The whole page takes 0.1 s for a thousand servers, which is
