@@ -36,10 +36,9 @@ class Dialect(Struct, frozen=True):
     """
     fails_closed: bool = False
     """Whether a dead picker cuts every answer whose stream it held."""
-    shows_path: bool = True
-    shows_answers: bool = True
-    """Whether the ext_proc stream lives as long as the HTTP request. False: the stream ends once the gateway
-    has the pick.
+    body_only: bool = False
+    """Whether the gateway shows the picker neither path nor answer: it ends the ext_proc stream once it has
+    the pick.
     """
     own_config: bool = False
     """Whether the gateway may be the Envoy of `epp envoy-config`."""
@@ -58,6 +57,6 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     "istio": Dialect(MOST_DESTINATIONS, timeouts="none"),
     "ai-gateway": Dialect(fails_closed=True, timeouts="none"),
     "agentgateway": Dialect(timeouts="none"),
-    "nginx": Dialect(shows_path=False, shows_answers=False),
+    "nginx": Dialect(body_only=True),
     "gke": Dialect(MOST_DESTINATIONS, timeouts="none"),
 }

@@ -10,7 +10,7 @@ import logging
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,8 @@ class App:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, stopping.set)
-        async with self._serving():
+        async with contextlib.AsyncExitStack() as stack:
+            await self._start(stack)
             tasks = self._tasks()
             await stopping.wait()
             self._draining = True
@@ -184,24 +185,18 @@ class App:
 
     # -- while it runs ---------------------------------------------------------------------------------------
 
-    @contextlib.asynccontextmanager
-    async def _serving(self) -> AsyncIterator[None]:
+    async def _start(self, stack: contextlib.AsyncExitStack) -> None:
+        """Start the servers, which end with the stack."""
         with usable("admin.address", advice="is another picker running?"):
             address = await self._admin.start()
+        stack.push_async_callback(self._admin.stop)
         _log.info("admin pages on http://%s/", address)
         if self._tracer is not None:
             _log.info("spans of sampled picks go to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names")
-        try:
-            await self._server.start(ready=not self._not_ready())
-            try:
-                _log.info("serving on %s, worker %d", self._listen.address, self._worker)
-                yield
-            finally:
-                await self._server.stop(_STOP_GRACE_S)
-                if self._tracer is not None:
-                    await tracing.stop(self._tracer.processor)
-        finally:
-            await self._admin.stop()
+            stack.push_async_callback(tracing.stop, self._tracer.processor)
+        await self._server.start(ready=not self._not_ready())
+        stack.push_async_callback(self._server.stop, _STOP_GRACE_S)
+        _log.info("serving on %s, worker %d", self._listen.address, self._worker)
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         """Return every loop that runs as long as the process."""

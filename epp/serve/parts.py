@@ -50,7 +50,7 @@ def stream_settings(config: Config, room: BodyRoom, *, traced: bool) -> StreamSe
         blocked=BlockedPaths(config.closed_paths),
         hold_streams=config.holds_streams,
         max_destinations=config.caller.max_destinations,
-        shows_answers=config.caller.shows_answers,
+        shows_answers=not config.caller.body_only,
         conformance_headers=config.conformance_headers,
         retries_once=config.caller.own_config and config.envoy.num_retries == 1,
         mode_override=config.streams.mode_override,

@@ -54,7 +54,7 @@ def contradictions(config: Config, policy: Policy) -> Iterator[str]:
     if not longest_s or caller.timeouts == "none":
         return
     said = "flow.ttlSeconds" if longest_s == ttl_s else "flow.waitForServerSeconds"
-    if not caller.shows_path:
+    if caller.body_only:
         yield f"{said}: {name} does not wait for the body of a request, so no request waits"
         return
     bound_s = WAIT_SHARE * (config.asks_for_s or config.gives_s)
@@ -78,7 +78,7 @@ def _of_dialect(config: Config) -> Iterator[str]:
     caller = config.caller
     if config.workers > 1 and caller.by_pool and config.dialect != "auto":
         yield f"workers: an InferencePool names one port, so {config.dialect} calls only the first worker"
-    if not caller.shows_path and config.closed_paths:
+    if caller.body_only and config.closed_paths:
         yield (
             f"blockedPaths: {config.dialect} does not show the picker the path of a request, so the picker "
             "refuses no path; list the paths that clients may use in the gateway's routes"
