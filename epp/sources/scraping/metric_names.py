@@ -3,6 +3,7 @@ spellings, and the prefix of Ray Serve), llm-d-inference-sim (with vLLM's names)
 itself (`trtllm-serve`) and in Triton, llama.cpp, and TGI.
 """
 
+import re
 from typing import Final
 
 _SPELLINGS: Final[dict[str, tuple[str, ...]]] = {
@@ -80,14 +81,7 @@ NAMES: Final = {
 }
 
 
-def _family(name: str) -> str:
-    for suffix in ("_total", "_sum", "_count"):
-        if name.endswith(suffix):
-            return name.removesuffix(suffix)
-    return name
-
-
 KNOWN: Final = frozenset(name.partition("{")[0].encode() for names in NAMES.values() for name in names)
-FAMILIES: Final = KNOWN | {_family(name.decode()).encode() for name in KNOWN}
+FAMILIES: Final = KNOWN | {re.sub(rb"_(total|sum|count)$", b"", name) for name in KNOWN}
 NAMESPACES: Final = (b"vllm:", b"ray_vllm_", b"sglang:", b"trtllm_", b"nv_trt_llm_", b"llamacpp:", b"tgi_")
 assert all(name.startswith(NAMESPACES) for name in KNOWN), "a known name has no namespace"

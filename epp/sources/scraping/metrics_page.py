@@ -37,8 +37,6 @@ _SAMPLE: Final = re.compile(
     rb'(?:\{((?:[^"}]++|"(?:[^"\\]++|\\.)*+")*+)\})?[ \t]+([^ \t\r]+)'
 )
 _LABEL: Final = re.compile(rb'([a-zA-Z_]\w*+)="((?:[^"\\]++|\\.)*+)"')
-_ESCAPE: Final = re.compile(rb"\\(.)")
-_ESCAPED: Final = {b"n": b"\n"}
 _MAX_LINES: Final = 20_000
 """Most lines that are read in one page: thirty times as many as vLLM writes, and at worst some tens of
 milliseconds of the event loop. Lines of foreign families are skipped and do not count, but for `# TYPE`."""
@@ -200,9 +198,8 @@ class _Found:
         slots = [int(v) for v in self._of_engines("lora_slots") if 1 <= v <= _MAX_SLOTS]
         for _, labels in newest.values():
             for key in (b"running_lora_adapters", b"waiting_lora_adapters"):
-                names = (name.strip() for name in labels.get(key, b"").split(b",", _MAX_ADAPTERS))
-                read = [name.decode("utf-8", "replace") for name in names if 0 < len(name) <= _MAX_NAME_BYTES]
-                active.update(read[: _MAX_ADAPTERS - len(active)])
+                names = _names(name.strip() for name in labels.get(key, b"").split(b",", _MAX_ADAPTERS))
+                active.update(names[: _MAX_ADAPTERS - len(active)])
             if max_lora := _whole(labels.get(b"max_lora"), most=_MAX_SLOTS):
                 slots.append(max_lora)
         return (max(slots) if slots else None), frozenset(active)
@@ -215,14 +212,14 @@ class _Found:
         if not series and "lora_loaded_count" not in self._by_field:
             return None
         found = (_labels(sample.labels) for sample in series[:_MAX_ADAPTERS] if sample.value > 0)
-        names = (labels.get(b"adapter_name", b"") for labels in found if labels.get(b"level") == b"gpu")
-        return frozenset(n.decode("utf-8", "replace") for n in names if 0 < len(n) <= _MAX_NAME_BYTES)
+        return frozenset(
+            _names(each.get(b"adapter_name", b"") for each in found if each.get(b"level") == b"gpu")
+        )
 
     def models(self) -> frozenset[str]:
         """Return the models that the page names. vLLM writes the first name that it serves a model by."""
-        labels = (_labels(sample.labels) for sample in self._by_field.get("running", ())[:_MAX_LABELLED])
-        names = {each.get(b"model_name", b"") for each in labels}
-        return frozenset(n.decode("utf-8", "replace") for n in names if 0 < len(n) <= _MAX_NAME_BYTES)
+        found = self._by_field.get("running", ())[:_MAX_LABELLED]
+        return frozenset(_names(_labels(sample.labels).get(b"model_name", b"") for sample in found))
 
     def asleep(self) -> bool:
         """Return whether an engine says that it is not awake. An unreadable value says nothing."""
@@ -235,16 +232,13 @@ class _Found:
         series = self._by_field.get(field, ())
         if len(series) < 2:
             return [sample.value for sample in series]
-        engines: dict[tuple[bytes, bytes], float] = {}
+        engines: dict[tuple[bytes, bytes], list[float]] = {}
         for sample in series:
             labels = _labels(sample.labels)
-            key = (_rank(labels), labels.get(b"model_name", b""))
-            # max() with a NaN returns its first argument, so a NaN is handled separately.
-            kept = engines.get(key, 0.0)
-            engines[key] = sample.value if math.isnan(sample.value) else max(kept, sample.value)
-            if math.isnan(kept):
-                engines[key] = kept
-        return list(engines.values())
+            key = _rank(labels), labels.get(b"model_name", b"")
+            engines.setdefault(key, []).append(sample.value)
+        # A sum with a NaN is NaN, which max() could miss.
+        return [max(values) if math.isfinite(sum(values)) else math.nan for values in engines.values()]
 
 
 def _series(samples: _Samples, name: str) -> Sequence[_Sample]:
@@ -358,10 +352,15 @@ def _rank(labels: dict[bytes, bytes]) -> bytes:
     return labels.get(b"WorkerId", b"") + (labels.get(b"engine") or labels.get(b"dp_rank") or b"")
 
 
+def _names(written: Iterable[bytes]) -> list[str]:
+    """Return the names that are neither empty nor too long."""
+    return [name.decode("utf-8", "replace") for name in written if 0 < len(name) <= _MAX_NAME_BYTES]
+
+
 def _labels(text: bytes) -> dict[bytes, bytes]:
     found = _LABEL.findall(text)
-    return {name: _ESCAPE.sub(_unescape, value) if b"\\" in value else value for name, value in found}
+    return {name: _unescaped(value) if b"\\" in value else value for name, value in found}
 
 
-def _unescape(match: re.Match[bytes]) -> bytes:
-    return _ESCAPED.get(match[1], match[1])
+def _unescaped(value: bytes) -> bytes:
+    return re.sub(rb"\\(.)", lambda found: b"\n" if found[1] == b"n" else found[1], value)
