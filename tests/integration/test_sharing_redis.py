@@ -1,6 +1,7 @@
 """Pickers share over real Redis and Valkey: one server, cluster or sentinel, with TLS and passwords."""
 
 import signal
+import socket
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -167,13 +168,14 @@ async def test_a_cluster_keeps_a_channel_on_one_node_and_is_found_through_any(
         assert sorted(map(bool, keys)) == [False, False, True]
 
 
-async def test_pickers_follow_a_sentinel_to_the_new_master(tmp_path: Path) -> None:
+async def test_pickers_follow_a_sentinel_past_a_silent_one_to_the_new_master(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
         master = await stack.enter_async_context(running_redis(tmp_path))
         follower = [f"replicaof 127.0.0.1 {master.port}"]
         replica = await stack.enter_async_context(running_redis(tmp_path, options=follower))
         sentinel = await stack.enter_async_context(running_sentinel(tmp_path, master=master, name="main"))
-        redis = Redis(url=f"redis+sentinel://127.0.0.1:{sentinel.port}/main")
+        redis = Redis(url=f"redis+sentinel://127.0.0.1:{silent},127.0.0.1:{sentinel.port}/main")
         one, other = [await stack.enter_async_context(sharing_over(redis)) for _ in range(2)]
         await met(one, other)
         await both_ways(one, other, name="before")

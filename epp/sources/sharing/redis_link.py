@@ -15,6 +15,7 @@ import hashlib
 import hmac
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -146,6 +147,8 @@ class RedisLink:
         self._clients: list[Any] = []
         """The client, which connects when it is first used, then the sentinels. redis-py's clients have no
         common type."""
+        self._connects = 0
+        """How often it has made clients."""
         self._channel = ""
         self._position = _START
         self._said = _START
@@ -234,7 +237,10 @@ class RedisLink:
         """
         clients: list[Any] = []
         try:
-            clients = self._clients = self._clients or _connect(self._settings)
+            if not self._clients:
+                self._clients = _connect(self._settings, first=self._connects)
+                self._connects += 1
+            clients = self._clients
             async with asyncio.timeout(_TIMEOUT_S):
                 return await command(clients[0])
         except (exceptions.RedisError, _NO_NODE, OSError, ValueError) as error:
@@ -263,8 +269,13 @@ def _hint(error: Exception) -> str:
     return ""
 
 
-def _connect(settings: Redis) -> list[Any]:
+def _connect(settings: Redis, *, first: int) -> list[Any]:
+    """first: the host that is asked first, modulo their number. A silent one takes all the time of a call, so
+    the next clients have to begin with another.
+    """
     target = settings.target
+    hosts = deque(target.hosts)
+    hosts.rotate(-first)
     options: dict[str, Any] = {
         "socket_timeout": _TIMEOUT_S,
         "socket_connect_timeout": _TIMEOUT_S,
@@ -275,10 +286,10 @@ def _connect(settings: Redis) -> list[Any]:
     }
     tls = _tls(settings)
     if target.kind == "single":
-        host, port = target.hosts[0]
+        host, port = hosts[0]
         return [_bounded(aredis.Redis(host=host, port=port, db=target.database, **options, **tls))]
     if target.kind == "cluster":
-        nodes = [ClusterNode(host, port) for host, port in target.hosts]
+        nodes = [ClusterNode(host, port) for host, port in hosts]
         # One retry, because after a failover the first attempt only finds out where the slot is now.
         options["retry"] = Retry(NoBackoff(), 1)
         cluster = RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options, **tls)
@@ -289,7 +300,7 @@ def _connect(settings: Redis) -> list[Any]:
         **tls,
         "credential_provider": _credentials(settings.sentinel_username, settings.sentinel_password_file),
     }
-    master_of = Sentinel(target.hosts, sentinel_kwargs=sentinel, **options, **tls)  # type: ignore[no-untyped-call]  # redis-py
+    master_of = Sentinel(hosts, sentinel_kwargs=sentinel, **options, **tls)  # type: ignore[no-untyped-call]  # redis-py
     return [_bounded(master_of.master_for(target.master, db=target.database)), *master_of.sentinels]
 
 
