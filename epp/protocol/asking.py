@@ -176,7 +176,7 @@ def ask(
         session=head.session,
         asked_model=asked_model,
         prescribed=prescribed,
-        max_destinations=1 if head.asks_only or only_once else settings.max_destinations,
+        max_destinations=1 if head.asks_only or only_once else settings.caller.max_destinations,
         hurried=hurried,
         trace=head.trace,
         began_s=started,
@@ -288,7 +288,7 @@ def head_of(event: Headers, context: StreamContext, *, trace: str) -> Head:
     picker, settings = context.picker, context.settings
     head = read_head(event.headers, picker.policy.spec, flow=picker.flow_read)
     head.subset, head.trace = event.subset, trace or head.trace
-    head.asks_only = event.modes is None and not (head.path and settings.shows_answers)
+    head.asks_only = event.modes is None and not (head.path and not settings.caller.body_only)
     if not head.request_id:
         head.request_id, head.made_id = context.new_request_id(), True
     return head

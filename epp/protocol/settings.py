@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from epp.config.dialects import MOST_DESTINATIONS
+from epp.config.dialects import DIALECTS, Dialect
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.protocol.http_events import BodyRoom
@@ -21,12 +21,8 @@ class StreamSettings:
     room: BodyRoom = field(default_factory=BodyRoom)
     """The bound for the bodies of all streams together."""
     hold_streams: bool = True
-    max_destinations: int = MOST_DESTINATIONS
-    """The most destinations that the data plane can read. A stream gives fewer if its first message shows
-    that the data plane reads only one.
-    """
-    shows_answers: bool = True
-    """Whether the stream lives as long as the HTTP request. False: it ends once the data plane has the pick.
+    caller: Dialect = DIALECTS["envoy"]
+    """The gateway. A stream gives one destination if its first message shows that the gateway reads only one.
     """
     conformance_headers: bool = False
     retries_once: bool = False

@@ -6,6 +6,7 @@ import tracemalloc
 import pytest
 
 from epp.base.types import SERVER_HEADERS, Address, Endpoint, EndpointName
+from epp.config.dialects import Dialect
 from epp.protocol.header_names import read_address, read_addresses, read_prescribed
 from epp.protocol.http_events import Answer, Headers, Modes, Slot
 from epp.protocol.settings import StreamSettings
@@ -145,12 +146,12 @@ def test_clean_close_after_the_pick_is_no_abort_if_only_pick_was_asked_for(bench
 
 
 @pytest.mark.parametrize(
-    ("first", "answered", "cut", "shows_answers", "outcome"),
+    ("first", "answered", "cut", "body_only", "outcome"),
     [
-        (BARE, False, True, None, "aborted"),
-        (head(None), False, False, False, "detached"),
-        (head(BUFFERED), False, False, None, "aborted"),
-        (head(BUFFERED), True, False, None, "ended"),
+        (BARE, False, True, False, "aborted"),
+        (head(None), False, False, True, "detached"),
+        (head(BUFFERED), False, False, False, "aborted"),
+        (head(BUFFERED), True, False, False, "ended"),
     ],
     ids=[
         "cut",
@@ -160,9 +161,9 @@ def test_clean_close_after_the_pick_is_no_abort_if_only_pick_was_asked_for(bench
     ],
 )
 def test_the_close_of_a_stream_says_how_its_request_ended(
-    first: Headers, outcome: str, *, answered: bool, cut: bool, shows_answers: bool | None
+    first: Headers, outcome: str, *, answered: bool, cut: bool, body_only: bool
 ) -> None:
-    bench = Bench(settings=StreamSettings(shows_answers=shows_answers is not False))
+    bench = Bench(settings=StreamSettings(caller=Dialect(body_only=body_only)))
     stream = bench.stream()
     run(stream, first, request_body(BODY, end_of_stream=True), *([response_headers(OK)] if answered else []))
     if cut:
@@ -179,14 +180,14 @@ def test_a_request_without_a_body_is_routed_from_its_headers(bench: Bench) -> No
 
 @pytest.mark.parametrize("modes", ALL)
 def test_a_gateway_that_reads_one_address_gets_one_in_every_mode(modes: Modes) -> None:
-    bench = Bench(settings=StreamSettings(max_destinations=1))
+    bench = Bench(settings=StreamSettings(caller=Dialect()))
     (answer,) = routed(run(bench.stream(), *whole(modes)))
     assert "," not in answer.destination
     assert bench.seen.picks[0].decision.destinations == bench.seen.picks[0].destinations[:1]
 
 
 def test_the_policy_may_ask_for_fewer_than_the_gateway_can_read() -> None:
-    bench = Bench(settings=StreamSettings(max_destinations=8), max_destinations=2)
+    bench = Bench(settings=StreamSettings(), max_destinations=2)
     (answer,) = routed(run(bench.stream(), head(BUFFERED), request_body(BODY, end_of_stream=True)))
     assert len(answer.destination.split(",")) == 2
 

@@ -41,7 +41,7 @@ def test_the_settings_of_streams_follow_the_gateway(
     fields: dict[str, Any], *, held: bool, destinations: int, asks_s: float, given_s: float
 ) -> None:
     made = stream_settings(config(**fields), BodyRoom(), traced=False)
-    assert (made.hold_streams, made.max_destinations) == (held, destinations)
+    assert (made.hold_streams, made.caller.max_destinations) == (held, destinations)
     assert (made.longest_delay_s, made.given_delay_s) == (asks_s, given_s)
 
 
