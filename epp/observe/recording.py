@@ -151,7 +151,7 @@ class Tap:
         if not self.on:
             self.on = True
             self.picker.subscribe(self.on_event)
-            self.picker.add_recorders(1)
+            self.picker.recorders += 1
         first = self._following - len(self._lines)
         if since is None:
             since = self._following
@@ -181,7 +181,7 @@ class Tap:
         self._lines.clear()
         self._lines_bytes = 0
         self.picker.unsubscribe(self.on_event)
-        self.picker.add_recorders(-1)
+        self.picker.recorders -= 1
 
 
 def line_of(request: Pick, *, unix_now_s: float, key: bytes) -> RecordedRequest:

@@ -49,15 +49,12 @@ class Considered(NamedTuple):
 
 
 class Commits:
-    """Books chosen requests and follows them to their ends. `unix_offset_s` converts monotonic times into
-    wall-clock times.
-    """
+    """Books chosen requests and follows them to their ends."""
 
-    def __init__(self, news: FleetNews, *, rng: random.Random, unix_offset_s: float) -> None:
+    def __init__(self, news: FleetNews, *, rng: random.Random) -> None:
         self._fleet, self._caches, self._guesses = news.fleet, news.caches, news.guesses
         self._send = news.send
         self._rng = rng
-        self._unix_offset_s = unix_offset_s
         self._prefilling = Prefilling(news, rng)
 
     # -- the choice ------------------------------------------------------------------------------------------
@@ -110,7 +107,7 @@ class Commits:
                 self._failed(pick, now=now)
                 self._move(pick, served, now=now)
         pick.decision.served_by = pick.state.endpoint.name
-        pick.decision.headers_s = now + self._unix_offset_s - pick.decision.at_unix_s
+        pick.decision.headers_s = now - pick.sent.at
         self._judge(pick, status, now=now)
         if status >= 400:
             self._guesses.lost(pick)
@@ -134,7 +131,7 @@ class Commits:
         decision.cached_tokens = feedback.cached_tokens
         decision.output_tokens = feedback.completion_tokens
         if feedback.first_token_at is not None:
-            decision.ttft_s = feedback.first_token_at + self._unix_offset_s - decision.at_unix_s
+            decision.ttft_s = feedback.first_token_at - pick.sent.at
             if pick.phase in BEGUN and (decision.status or 0) < 400:
                 self._guesses.computed(pick, now=now)
         if feedback.prompt_tokens and pick.prompt.teaches:

@@ -73,7 +73,7 @@ class Picker:
         self.fleet, self.caches, self.guesses = news.fleet, news.caches, news.guesses
         self._rng = rng
         self._unix_offset_s = unix_offset_s
-        commits = self._commits = Commits(news, rng=rng, unix_offset_s=unix_offset_s)
+        commits = self._commits = Commits(news, rng=rng)
         self.end, self.detach, self.on_feedback = commits.end, commits.detach, commits.on_feedback
         self.dry_run: DryRun | None = None
         """The policy in dry run, and how often it agreed. Callers only read it."""
@@ -82,9 +82,9 @@ class Picker:
         self.fatal = FatalRequests()
         """The requests that ended the servers that took them."""
         self.recorders = 0
-        """The number of listeners that record requests."""
+        """The number of listeners that record requests. They count themselves."""
         self.starting: AbstractSet[str] = frozenset()
-        """The pools in which a server is starting. Callers only read them."""
+        """The pools in which a server is starting, so that requests may wait for it. The root sets them."""
         self._apply(policy)
 
     def set_policy(self, policy: Policy, *, now: float) -> None:  # noqa: ARG002 - one shape for all events
@@ -99,15 +99,19 @@ class Picker:
         self.dry_run = DryRun(policy) if policy is not None else None
         self._tell_rules()
 
-    def set_starting(self, pools: AbstractSet[str]) -> None:
-        """Note in which pools a server is starting: requests may wait for it."""
-        self.starting = pools
-        self._note_flow()
+    @property
+    def flow_holds(self) -> bool:
+        return self._spec.flow.mode == "Hold"
 
-    def add_recorders(self, count: int) -> None:
-        """Count listeners that record requests. count: negative if they have ended."""
-        self.recorders += count
-        self._note_flow()
+    @property
+    def flow_decides(self) -> bool:
+        """Whether requests have to be offered to flow control. If not, flow control costs nothing."""
+        return self.flow_holds or self._spec.flow.wait_for_server_seconds > 0 or bool(self.starting)
+
+    @property
+    def flow_read(self) -> Flow | None:
+        """The flow control whose headers are read, for itself or for a recording."""
+        return self._spec.flow if self.flow_holds or self.recorders else None
 
     def housekeep(self, *, now: float) -> None:
         """Do the work of `tidy` and the work that is due now and then, whether requests come or not."""
@@ -311,20 +315,11 @@ class Picker:
         self._spec: PolicySpec = policy.spec
         self._scheduler = Scheduler(policy.spec, RULES[policy.spec.rule](policy.spec, self._rng))
         self._tell_rules()
-        self._note_flow()
 
     def _tell_rules(self) -> None:
         """Let the rules know of the requests that are sent from now on."""
         tried = (self.dry_run.rule,) if self.dry_run is not None else ()
         self.guesses.rules = (self._scheduler.rule, *tried)
-
-    def _note_flow(self) -> None:
-        flow = self._spec.flow
-        self.flow_holds = flow.mode == "Hold"
-        self.flow_decides = self.flow_holds or flow.wait_for_server_seconds > 0 or bool(self.starting)
-        """Whether requests have to be offered to flow control. If not, flow control costs nothing."""
-        self.flow_read: Flow | None = flow if self.flow_holds or self.recorders else None
-        """The flow control whose headers are read, for itself or for a recording."""
 
 
 def _candidates(choice: Choice, *, spec: PolicySpec) -> ShownCandidates:

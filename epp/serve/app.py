@@ -341,7 +341,7 @@ class App:
         """
         if self._eds_file is not None:
             files.write_endpoints(self._eds_file, endpoints)
-        self._picker.set_starting(starting)
+        self._picker.starting = starting
         self._picker.news.set_endpoints(endpoints, pools=pools, now=time.monotonic())
         self._scraper.set_endpoints(endpoints)
         self._model_lists.set_endpoints(endpoints)

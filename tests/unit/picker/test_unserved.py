@@ -86,7 +86,7 @@ def test_without_the_setting_a_request_gets_its_error_at_once() -> None:
 
 def test_by_default_a_request_waits_while_a_server_starts() -> None:
     pool = Empty(Flow(ttl_seconds=20))
-    pool.picker.set_starting({"pool"})
+    pool.picker.starting = {"pool"}
     assert pool.picker.flow_decides
     for name in ("first", "second"):
         pool.offer(name)
@@ -95,24 +95,24 @@ def test_by_default_a_request_waits_while_a_server_starts() -> None:
     assert (pool.gate.waiting, pool.gate.unserved()) == (2, []), "a server comes anyway"
     pool.pump(now=21.5)
     assert [fate.status for fate in pool.fates.values() if isinstance(fate, PickError)] == [503, 503]
-    pool.picker.set_starting(frozenset())
+    pool.picker.starting = frozenset()
     with pytest.raises(NoEndpointError):
         pool.offer("third")
 
 
 def test_a_starting_server_counts_for_models_of_its_pool_and_unknown_ones() -> None:
     pool = Empty(Flow())
-    pool.picker.set_starting({"other"})
+    pool.picker.starting = {"other"}
     pool.offer("r", model="nobody-knows")
     with pytest.raises(NoEndpointError):
         pool.offer("s")
-    pool.picker.set_starting({"other", "pool"})
+    pool.picker.starting = {"other", "pool"}
     pool.offer("t")
 
 
 def test_the_least_wait_switches_the_waiting_for_a_starting_server_off() -> None:
     pool = Empty(Flow(wait_for_server_seconds=0.001))
-    pool.picker.set_starting({"pool"})
+    pool.picker.starting = {"pool"}
     pool.offer("r", now=1.0)
     pool.pump(now=1.001)
     assert isinstance(pool.fates["r"], NoEndpointError)
