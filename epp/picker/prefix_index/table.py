@@ -57,17 +57,18 @@ def chunks_in(schedule: Chunks, n_bytes: int) -> int:
     """Return the number of full chunks in a prompt's first `n_bytes`."""
     early = early_chunks(schedule)
     later_bytes = n_bytes - early * schedule.size_bytes
-    return (
-        n_bytes // schedule.size_bytes
-        if later_bytes < 0
-        else early + later_bytes // schedule.later_size_bytes
-    )
+    if later_bytes < 0:
+        return n_bytes // schedule.size_bytes
+    return early + later_bytes // schedule.later_size_bytes
 
 
 def end_bytes(schedule: Chunks, k: int) -> int:
     """Return the number of bytes in the first `k` chunks."""
+    end = k * schedule.size_bytes
+    if end <= schedule.later_from_bytes:
+        return end
     later = max(0, k - early_chunks(schedule))
-    return (k - later) * schedule.size_bytes + later * schedule.later_size_bytes
+    return end + later * (schedule.later_size_bytes - schedule.size_bytes)
 
 
 # -- what the table keeps ------------------------------------------------------------------------------------

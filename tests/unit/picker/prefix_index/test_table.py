@@ -1,10 +1,9 @@
 """What the prefix table promises, one behaviour at a time."""
 
 from epp.config.policy import Chunks
-from epp.picker.guesses import drop_guess, guess_chain
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.table import PrefixTable, chunks_in, end_bytes
-from epp.picker.prefix_index.upkeep import add_endpoint, clear_endpoint, drop_endpoint, evict, resize
+from epp.picker.prefix_index.upkeep import evict, resize
 from tests.unit.picker.prefix_index.tables import A, B, chain, new_table
 
 SMALL = Chunks(size_bytes=4, later_size_bytes=10, later_from_bytes=8)
@@ -62,20 +61,3 @@ class TestEviction:
             evict(table, budget=5)
             assert table.entries == left
         check_integrity(table)
-
-
-def test_a_guess_is_void_after_a_restart_or_a_departure() -> None:
-    table = new_table(A)
-    table.record(A, chain("a"), now=1)
-    before_restart = guess_chain(table, A, chain("abc"))
-    clear_endpoint(table, A)
-    assert table.match(chain("abc")) == {}
-    before_departure = guess_chain(table, A, chain("abc"))
-    drop_guess(table, before_restart)
-    assert table.match(chain("abc")) == {A: 3}
-    drop_endpoint(table, A)
-    add_endpoint(table, A, capacity_bytes=10)
-    guess_chain(table, A, chain("abc"))
-    drop_guess(table, before_departure)
-    assert table.match(chain("abc")) == {A: 3}
-    check_integrity(table)
