@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -22,7 +23,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
 import aiohttp
 import yaml
@@ -44,6 +44,10 @@ _LOOK_S: Final = 5.0
 _DRAIN_S: Final = 5.0
 _PORT: Final = 8000
 """vLLM listens here by default."""
+_SERVER: Final = re.compile(
+    r"(?P<scheme>http(?P<tls>s?)://)?(?P<host>\[[^\s/\]]+\]|[^\s/:?#@\[\]]+)(?::(?P<port>\d{1,5}))?(?:/v1)?/*",
+    re.ASCII | re.IGNORECASE,
+)
 _PAUSE_S: Final = 0.3
 _TRIES: Final = 10
 
@@ -225,24 +229,13 @@ def _folder(asked: Path | None) -> Iterator[Path]:
 
 def parsed(text: str) -> ServerName:
     """Read one server. Raise ConfigError, which says what to write."""
-    is_url = "://" in text
     wanted = f"write HOST:PORT or http://HOST:PORT, such as 10.0.0.1:{_PORT}"
-    try:
-        url = urlsplit(text if is_url else f"http://{text}")
-        host, port = url.hostname, url.port
-    except ValueError as error:
-        raise ConfigError(f"--server {text}: {wanted}") from error
-    if url.scheme == "https":
-        raise ConfigError(f"--server {text}: model servers are reached without TLS; {wanted}")
-    if (
-        not host
-        or url.scheme != "http"
-        or url.path.rstrip("/") not in ("", "/v1")
-        or url.query
-        or url.username
-    ):
+    found = _SERVER.fullmatch(text)
+    if found is None or not 0 < (port := int(found["port"] or (80 if found["scheme"] else _PORT))) < 65536:
         raise ConfigError(f"--server {text}: {wanted}")
-    return ServerName(host, port or (80 if is_url else _PORT))
+    if found["tls"]:
+        raise ConfigError(f"--server {text}: model servers are reached without TLS; {wanted}")
+    return ServerName(found["host"].strip("[]").lower(), port)
 
 
 async def addresses_of(server: ServerName) -> list[str]:

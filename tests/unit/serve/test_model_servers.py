@@ -12,7 +12,7 @@ from epp.sources.files.endpoints_file import load_endpoints
     [
         ("10.0.0.2:8001", ServerName("10.0.0.2", 8001)),
         ("vllm-a", ServerName("vllm-a", 8000)),
-        ("http://vllm-a", ServerName("vllm-a", 80)),
+        ("HTTP://vllm-A", ServerName("vllm-a", 80)),
         ("http://vllm-a:8000/v1/", ServerName("vllm-a", 8000)),
         ("[fd00::1]:8000", ServerName("fd00::1", 8000)),
     ],
@@ -22,7 +22,7 @@ def test_a_server_is_an_address_a_name_or_a_url(text: str, server: ServerName) -
 
 
 @pytest.mark.parametrize(
-    "text", ["https://a:443", "a:b", "a:99999", ":8000", "http://u:p@a", "a/b", "http://[a", "ftp://a"]
+    "text", ["https://a:443", "a:b", "a:99999", "a:0", ":8000", "http://u:p@a", "a/b", "http://[a", "ftp://a"]
 )
 def test_any_other_text_is_refused_with_what_to_write(text: str) -> None:
     with pytest.raises(ConfigError, match="write HOST:PORT or http"):
