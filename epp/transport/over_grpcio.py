@@ -109,10 +109,12 @@ class GrpcioTransport(grpc.GenericRpcHandler):
                 await call.written.wait()
             if call.is_open:
                 handler.half_closed(now=self._clock())
+        except grpc.aio.BaseError:
+            return  # The call is over, and gRPC ends what still reads.
         except Exception:  # noqa: BLE001 - whatever it is, the caller hears of it
+            _log.exception("a call failed")
+            call.broken = True
             if call.is_open:
-                _log.exception("a call failed")
-                call.broken = True
                 call.end(UNKNOWN, "the service failed")
 
 
