@@ -124,7 +124,7 @@ class FleetNews:
             clear_endpoint(self.caches.table, name)
             before = None
             self.send(Restarted(now, state))
-        if self.fleet.failures.page(state, before, metrics, now=now):
+        if self.fleet.failures.page(state, metrics, now=now):
             self.send(Hangs(now, state))
         if metrics is None:
             state.scrape_failed(now=now)

@@ -139,16 +139,9 @@ class Answers:
     # -- servers where nothing moves -------------------------------------------------------------------------
 
     def look(
-        self,
-        state: EndpointState,
-        before: EndpointMetrics | None,
-        after: EndpointMetrics | None,
-        *,
-        hang_seconds: float,
-        now: float,
+        self, state: EndpointState, after: EndpointMetrics | None, *, hang_seconds: float, now: float
     ) -> Seen:
-        """Look at a server when its page came, or could not be read (None). before: the page before it, by
-        the same process.
+        """Look at a server when its next page came, or could not be read (None).
 
         A server sends the headers of a streamed answer before it computes the first token. So a server whose
         engine stands still sends the first byte of every answer, and no more. Its metrics page shows this:
@@ -156,7 +149,7 @@ class Answers:
         was counted. If first bytes do not come, the answers themselves show it. A server that computes a very
         long prompt counts nothing for minutes, but its cache fills.
         """
-        account, rate = state.account, state.tokens_per_s
+        account, before, rate = state.account, state.metrics, state.tokens_per_s
         counts = counts_answers(after or before) and (before is None or counts_answers(before))
         undone_s = min(state.backlog.tokens / rate, LONGEST_PREFILL_S)
         fills = before is not None and after is not None and before.kv_usage != after.kv_usage

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from epp.base.types import EndpointMetrics
+from epp.config.policy import PolicySpec
 from epp.picker.endpoints.answers import LATELY_S
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.prefill_rate import ModelRate
@@ -153,18 +154,9 @@ class Columns:
             return set()
         return {slot for slot, failures in self._failing.items() if failures >= times}
 
-    def snapshot(
-        self,
-        slots: Sequence[int],
-        *,
-        adapter: str,
-        adapter_slots: int,
-        stale_after_s: float,
-        now: float,
-    ) -> Snapshot:
-        """Return a snapshot of some slots. The snapshot never changes. adapter_slots: number of adapters that
-        a server can hold if it does not say.
-        """
+    def snapshot(self, slots: Sequence[int], *, adapter: str, spec: PolicySpec, now: float) -> Snapshot:
+        """Return a snapshot of some slots. The snapshot never changes."""
+        stale_after_s = spec.scrape.stale_after_seconds
         of = self._of
         undone = np.maximum(of.undone_tokens - self._rate * (now - of.undone_at), 0.0)
         if self._all_fresh(now=now, stale_after_s=stale_after_s):
@@ -177,7 +169,7 @@ class Columns:
         if adapter:
             has_adapter = np.zeros(len(self._states), dtype=np.bool_)
             has_adapter[list(self.holders(adapter))] = True
-            room = np.where(np.isnan(self._max_adapters), adapter_slots, self._max_adapters)
+            room = np.where(np.isnan(self._max_adapters), spec.lora.slots_per_endpoint, self._max_adapters)
             free_slot = self._adapters < room
         everyone = self.roster.everyone
         whole = Snapshot(

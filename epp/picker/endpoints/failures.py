@@ -196,18 +196,11 @@ class FailingServers:
             mark.suspected, mark.needs, mark.verdict = form, max(mark.needs, form.proof), None
         return mark
 
-    def page(
-        self,
-        state: EndpointState,
-        before: EndpointMetrics | None,
-        after: EndpointMetrics | None,
-        *,
-        now: float,
-    ) -> bool:
-        """Take in a metrics page. None: it could not be read. Return whether this is the first look that
-        shows that the server hangs.
+    def page(self, state: EndpointState, after: EndpointMetrics | None, *, now: float) -> bool:
+        """Take in the next metrics page. None: it could not be read. Return whether this is the first look
+        that shows that the server hangs.
         """
-        seen = self._answers.look(state, before, after, hang_seconds=self.settings.hang_seconds, now=now)
+        seen = self._answers.look(state, after, hang_seconds=self.settings.hang_seconds, now=now)
         account, mark = state.account, self.marks.get((state, ""))
         if self.refuted(state, now=now) and seen in ("idle", "stalls", "stalls alone"):
             return False
@@ -218,7 +211,7 @@ class FailingServers:
         elif seen != "moves":
             if after is not None and account.uncounted_end_at < after.scraped_at - PAGE_AGE_S:
                 self._suspect(state, Form.IS_EMPTY, now=now)
-        elif before is not None and after is not None:
+        elif state.metrics is not None and after is not None:
             account.grew_at = now
             if mark is not None and mark.needs is Proof.COUNTED and counts_answers(after):
                 mark.recover(now=now)

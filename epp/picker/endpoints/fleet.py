@@ -261,13 +261,7 @@ class Fleet:
         an adapter, else empty.
         """
         noes = self.answers.noes(now=now)
-        snapshot = self.columns.snapshot(
-            slots,
-            adapter=adapter,
-            adapter_slots=spec.lora.slots_per_endpoint,
-            stale_after_s=spec.scrape.stale_after_seconds,
-            now=now,
-        )
+        snapshot = self.columns.snapshot(slots, adapter=adapter, spec=spec, now=now)
         more: dict[str, Any] = {}
         if self.unreported.of_models:
             more["unreported_picks"] = self.unreported.picks(snapshot.roster.models[slots[0]], now=now)

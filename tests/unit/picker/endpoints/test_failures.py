@@ -175,7 +175,6 @@ class WatchedServers:
 
     def __init__(self) -> None:
         self.answers = Answers()
-        self._before: dict[EndpointState, EndpointMetrics] = {}
 
     def page(
         self,
@@ -196,11 +195,11 @@ class WatchedServers:
             kv_usage=kv_usage,
         )
         seen = self.unread(state, after, now=now)
-        self._before[state] = after
+        state.metrics = after
         return seen
 
     def unread(self, state: EndpointState, after: EndpointMetrics | None = None, *, now: float) -> Seen:
-        seen = self.answers.look(state, self._before.get(state), after, hang_seconds=HANG_S, now=now)
+        seen = self.answers.look(state, after, hang_seconds=HANG_S, now=now)
         state.picks_since_scrape = 0
         return seen
 
