@@ -252,7 +252,7 @@ class Commits:
     def _failed(self, pick: Pick, *, now: float) -> None:
         if pick.state.process != pick.guess.process:
             return  # another process serves under this name now
-        self._fleet.failures.failed(pick.state, Form.FAILS, asked_model=pick.decision.model, now=now)
+        self._fleet.failures.failed(pick.state, Form.FAILS, pick.decision.model, now=now)
 
     def _told(self, pick: Pick, status: int, *, now: float) -> None:
         """Take in what the body of an answer tells: it has a token (200), or the code of an error."""
@@ -279,7 +279,7 @@ class Commits:
             # Once it is left out, the next answers show whether the other one fails.
             suspect = pick.state if pick.prefill is None else pick.prefill.state
             form = Form.FAILS if proof is Proof.BEGUN else Form.TELLS
-            failures.failed(suspect, form, asked_model=model, now=now)
+            failures.failed(suspect, form, model, now=now)
         elif model and status not in (404, 501):
             failures.refused(pick.state, model, path_hash=pick.path_hash, now=now)
         elif model and status == 404 and not (pick.prompt.size.opaque_tokens or pick.decision.unread):

@@ -229,9 +229,8 @@ class EndpointState:
         if before is not None:
             oldest = self.backlog.oldest
             # Bookings from before the earlier page that are not done yet kept the server busy all the time.
-            self.rate.observe(
-                before, after, busy=oldest is not None and oldest.booked_at <= before.scraped_at
-            )
+            busy = oldest is not None and oldest.booked_at <= before.scraped_at
+            self.rate.observe(before, after, busy=busy)
             if after.loaded_adapters is not None:
                 # The server would name an adapter that was last used before the earlier page.
                 known, since = after.known_adapters, before.scraped_at

@@ -66,21 +66,19 @@ class FailingServers:
 
     # -- events ---------------------------------------------------------------------------------------------
 
-    def failed(
-        self, state: EndpointState, form: Form, *, about: str = "", asked_model: str = "", now: float
-    ) -> None:
-        """Take in a bad answer. about: only this model fails. asked_model: the model that the request asked
-        for, if known.
+    def failed(self, state: EndpointState, form: Form, model: str = "", *, now: float) -> None:
+        """Take in a bad answer. model: that of the request, if known. If the form is LACKS, only this model
+        fails.
         """
         if state.gone:
             return
-        mark = self._mark(state, about)
+        mark = self._mark(state, model if form is Form.LACKS else "")
         mark.move(failed=True, now=now)
         mark.form, mark.needs = form, max(mark.needs, form.proof)
         if form is Form.CUTS and mark.ends:
             mark.ends.popleft()  # one of the answers that ended was cut
         if not mark.out:
-            mark.asked_model, mark.verdict = asked_model or mark.asked_model, None
+            mark.asked_model, mark.verdict = model or mark.asked_model, None
             if mark.share >= self.settings.share_to_leave_out:
                 mark.leave_out(picks=self._answers.picks, now=now)
 
@@ -112,7 +110,7 @@ class FailingServers:
         clients also name paths that no server has.
         """
         if self._answers.other_that_served(state, model, path_hash=path_hash) is not None:
-            self.failed(state, Form.LACKS, about=model, now=now)
+            self.failed(state, Form.LACKS, model, now=now)
 
     def refused(self, state: EndpointState, model: str, *, path_hash: int, now: float) -> None:
         """Take in any other 4xx. It is mostly the client's fault. So several in a row make the server only
@@ -126,11 +124,11 @@ class FailingServers:
         elif state.account.refused < _REFUSALS:
             return
         elif self._may_probe(state) and (mark is None or mark.refusals_prove is not False):
-            mark = self._suspect(state, Form.REFUSES, asked_model=model, now=now)
+            mark = self._suspect(state, Form.REFUSES, model, now=now)
             mark.control = self._answers.other_that_served(state, model, path_hash=path_hash) or mark.control
             mark.share = max(mark.share, _REFUSING)
         elif self._refuses_alone(state, now=now):
-            self.failed(state, Form.REFUSES, asked_model=model, now=now)
+            self.failed(state, Form.REFUSES, model, now=now)
 
     def _refuses_alone(self, state: EndpointState, *, now: float) -> bool:
         """Return whether lately no other server has refused about as many requests in a row, where probes
@@ -185,13 +183,13 @@ class FailingServers:
                 self.marks.popitem(last=False)
         return mark
 
-    def _suspect(self, state: EndpointState, form: Form, *, asked_model: str = "", now: float) -> Mark:
+    def _suspect(self, state: EndpointState, form: Form, model: str = "", *, now: float) -> Mark:
         """Let a probe decide whether a server fails in this form. Until the probe's result, the server's
         share is at least that of one failure, also after several calls.
         """
         mark = self._mark(state, "")
         if not (mark.out or mark.probing or mark.verdict == "refused"):
-            mark.asked_model = asked_model or mark.asked_model
+            mark.asked_model = model or mark.asked_model
             mark.share, mark.at = max(mark.now(now), STEP), now
             mark.suspected, mark.needs, mark.verdict = form, max(mark.needs, form.proof), None
         return mark
@@ -300,7 +298,7 @@ class FailingServers:
         if verdict == "ill" and mark.suspected is not None:
             self.convict(state, mark.suspected, now=now)
         elif verdict == "ill" and not mark.out:
-            self.failed(state, mark.form, about=mark.about, now=now)
+            self.failed(state, mark.form, mark.about, now=now)
         elif verdict == "well":
             self._probed_well(mark, now=now)
         mark.verdict = verdict

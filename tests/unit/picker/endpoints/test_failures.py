@@ -77,7 +77,7 @@ def test_a_probe_is_marked_as_queued_if_requests_wait_at_its_server(waiting: int
     page = EndpointMetrics(scraped_at=1.0, waiting=waiting)
     picker.news.observe(EndpointName("a"), page, now=1.0)
     failures = picker.fleet.failures
-    failures.failed(state(picker, "a"), Form.FAILS, asked_model="m", now=1.0)
+    failures.failed(state(picker, "a"), Form.FAILS, "m", now=1.0)
     [probe] = failures.probes_due(now=1.0)
     assert probe.queued == bool(waiting)
 
@@ -145,10 +145,10 @@ def test_requests_of_the_old_process_do_not_count_for_the_new_one() -> None:
 def test_a_probe_of_the_old_process_does_not_count_for_the_new_one() -> None:
     picker = started()
     failures, server = picker.fleet.failures, state(picker, "a")
-    failures.failed(server, Form.FAILS, asked_model="m", now=1.0)
+    failures.failed(server, Form.FAILS, "m", now=1.0)
     [old] = picker.fleet.failures.probes_due(now=1.0)
     failures.forget(server)
-    failures.failed(server, Form.FAILS, asked_model="m", now=2.0)
+    failures.failed(server, Form.FAILS, "m", now=2.0)
     before = failures.share(server, now=2.0)
     [_] = picker.fleet.failures.probes_due(now=2.0)
     picker.fleet.failures.probed(old, "ill", now=2.0)

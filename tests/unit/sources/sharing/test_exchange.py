@@ -123,7 +123,7 @@ def test_a_peers_hang_convicts_no_server_that_a_probe_has_just_proved() -> None:
     state = other.picker.fleet.get(EndpointName("a"))
     assert state is not None
     failures = other.picker.fleet.failures
-    failures.failed(state, Form.FAILS, asked_model="m", now=30.0)
+    failures.failed(state, Form.FAILS, "m", now=30.0)
     (probe,) = failures.probes_due(now=30.0)
     failures.probed(probe, "well", now=30.1)
     hangs_for(one, "a", now=1.0)
