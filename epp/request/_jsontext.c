@@ -162,6 +162,7 @@ escape(const byte *at, const byte *end, byte **out)
 typedef struct {
     const byte *at, *end;
     byte *out;
+    Py_ssize_t left; /* The messages, eightfold, and the escapes that may still come. */
 } Text;
 
 /* Unescapes up to the next quote, or to the end. Returns 0 if the text is not plainly well formed. */
@@ -182,7 +183,7 @@ unescape(Text *text)
         if (at == end || *at == '"')
             break;
         if (*at == '\\') {
-            if ((at = escape(at + 1, end, &out)) == NULL)
+            if (text->left-- == 0 || (at = escape(at + 1, end, &out)) == NULL)
                 return 0;
         } else if (*at < 0x20) {
             return 0;
@@ -260,7 +261,7 @@ take_message(Text *json)
 {
     const byte *role;
     Py_ssize_t n;
-    if (!take(json, '{') || !take_key(json, "role") || (n = take_plain(json, &role)) < 1)
+    if ((json->left -= 8) < 0 || !take(json, '{') || !take_key(json, "role") || (n = take_plain(json, &role)) < 1)
         return 0;
     *json->out++ = 0xFF; /* canonical.SECTION */
     memcpy(json->out, role, (size_t)n);
@@ -290,18 +291,22 @@ take_messages(Text *json)
     return take(json, ']');
 }
 
-/* Returns what `read` writes of the whole JSON, or None. */
+/* Returns what `read` writes of the JSON, or None. `*end` becomes the number of bytes that were read. */
 static PyObject *
-written(PyObject *json, int (*read)(Text *))
+written(PyObject *json, int (*read)(Text *), Py_ssize_t most, Py_ssize_t *end)
 {
     Py_buffer view;
     if (PyObject_GetBuffer(json, &view, PyBUF_SIMPLE) < 0)
         return NULL;
     PyObject *made = PyBytes_FromStringAndSize(NULL, view.len);
     if (made != NULL) {
+        const byte *start = view.buf;
         byte *first = (byte *)PyBytes_AS_STRING(made);
-        Text text = {.at = view.buf, .end = (const byte *)view.buf + view.len, .out = first};
-        if (read(&text) && text.at == text.end)
+        Text text = {.at = start, .end = start + view.len, .out = first, .left = most};
+        int whole = read(&text) && (end != NULL || text.at == text.end);
+        if (end != NULL)
+            *end = text.at - start;
+        if (whole)
             _PyBytes_Resize(&made, text.out - first); /* NULL with an exception where it fails. */
         else
             Py_SETREF(made, Py_NewRef(Py_None));
@@ -313,13 +318,18 @@ written(PyObject *json, int (*read)(Text *))
 static PyObject *
 text_of(PyObject *Py_UNUSED(module), PyObject *json)
 {
-    return written(json, take_text);
+    return written(json, take_text, PY_SSIZE_T_MAX, NULL);
 }
 
 static PyObject *
-plain_messages(PyObject *Py_UNUSED(module), PyObject *json)
+plain_messages(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    return written(json, take_messages);
+    PyObject *json;
+    Py_ssize_t most, end = 0;
+    if (!PyArg_ParseTuple(args, "On", &json, &most))
+        return NULL;
+    PyObject *prompt = written(json, take_messages, most, &end);
+    return prompt == NULL ? NULL : Py_BuildValue("Nn", prompt, end);
 }
 
 #define DEEPEST_RENDERED 8
@@ -509,7 +519,8 @@ weigh(PyObject *Py_UNUSED(module), PyObject *args)
 
 static PyMethodDef methods[] = {
     {"text_of", text_of, METH_O, "Return the UTF-8 of a JSON string, quotes included. None: the ordinary decoder must read it."},
-    {"plain_messages", plain_messages, METH_O, "Return the canonical prompt of a chat's messages. None: the ordinary decoder must read them."},
+    {"plain_messages", plain_messages, METH_VARARGS,
+     "Return the canonical prompt of a chat's messages, and their bytes. None: the ordinary decoder must read them."},
     {"weigh", weigh, METH_VARARGS, "Return the numbers of units, containers, items and escapes, and where the values of these keys begin and end."},
     {NULL, NULL, 0, NULL},
 };

@@ -24,7 +24,7 @@ from msgspec import Raw
 from epp.base.errors import BadRequestError
 from epp.base.types import ApiKind, InferenceRequest
 from epp.request import api_fields, canonical
-from epp.request._jsontext import plain_messages, weigh
+from epp.request._jsontext import plain_messages
 from epp.request.api_fields import Fields
 from epp.request.canonical import PART, Piece, Prompts, UnfollowedError, present
 from epp.request.client_names import MAX_NAME_CHARS, bounded_name, is_form, model_in_form
@@ -33,7 +33,6 @@ from epp.request.jsontext import (
     MOST_UNITS,
     NO_RAW,
     SMALL_BYTES,
-    costs_too_much,
     first_byte,
     places_of,
     text_bytes,
@@ -51,7 +50,13 @@ _BOM = b"\xef\xbb\xbf"
 
 _BRACE = ord("{")
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00[67]").search
-"""A letter that nobody escapes. It may belong to a key that is looked for."""
+"""A letter that nobody escapes. It may belong to the key `model`."""
+_MESSAGES_KEY: Final = re.compile(rb'"messages"[ \n\r\t]*:').search
+_SEARCHED_BYTES: Final = 262_144
+"""The messages are looked for in so many bytes."""
+_MARKED_ROLE: Final = b"0"
+_MARK: Final = b'[{"role":0}]'
+"""Messages that no server takes."""
 _MOST_NAME_BYTES: Final = 12 * MAX_NAME_CHARS + 2
 """Longest JSON of a name that is kept: each letter may be two escapes."""
 _DECODE_NAME: Final = msgspec.json.Decoder(str)
@@ -94,10 +99,9 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
     parse = _api(path)[1]
     if parse is None and path:
         return skim_request(path, body)
-    counts, [messages] = weigh(body, MOST_UNITS, ("messages",))
-    if parse is _parse_chat and (plain := plain_chat(body, *messages)) is not None:
+    if parse is _parse_chat and (plain := plain_chat(body)) is not None:
         return plain
-    if costs_too_much(len(body), *counts):
+    if too_costly(body):
         return skim_request(path, body, unread=COSTLY)
     try:
         asked = api_fields.DECODE(body)
@@ -109,22 +113,28 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
         return skim_request(path, body, unread=NOT_UNDERSTOOD if path else "")
 
 
-def plain_chat(body: Body, start: int, end: int) -> InferenceRequest | None:
+def plain_chat(body: Body) -> InferenceRequest | None:
     """Read a chat whose messages hold only texts, as nearly all chats do: the messages in one pass, and all
-    other fields by the decoder. start, end: where the messages stand.
+    other fields by the decoder, which has to find the mark in the place of the messages.
 
-    None: the messages are of another kind, the rest is too costly, or the body has an error to be judged.
+    None: the messages are of another kind, the body is too costly, or it has an error to be judged.
     """
     view = memoryview(body)
-    prompt = plain_messages(view[start:end]) if len(body) <= MOST_BYTES else None
+    key = _MESSAGES_KEY(view[:_SEARCHED_BYTES]) if len(body) <= MOST_BYTES else None
+    if key is None:
+        return None
+    prompt, size = plain_messages(view[key.end() :], MOST_UNITS)
     if prompt is None:
         return None
-    rest = b"".join((view[:start], b"[]", view[end:]))
-    if (len(rest) > SMALL_BYTES and too_costly(rest)) or _ESCAPED_LETTER(rest):
+    rest = b"".join((view[: key.end()], _MARK, view[key.end() + size :]))
+    if len(rest) > SMALL_BYTES and too_costly(rest):
         return None
     try:
         asked = api_fields.DECODE(rest)
-        return _parse_chat(asked, prompt) if asked.messages == [] else None
+        if not asked.messages or bytes(asked.messages[0].role) != _MARKED_ROLE:
+            return None
+        asked.messages = None
+        return _parse_chat(asked, prompt)
     except _UNREADABLE:
         return None
 

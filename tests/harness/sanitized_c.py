@@ -107,7 +107,7 @@ def exactly(data: bytes) -> Iterator[ctypes.Array[ctypes.c_char]]:
 
 def read_body(module: ModuleType, data: Any, rng: random.Random) -> None:
     module.text_of(data)
-    module.plain_messages(memoryview(data)[max(0, bytes(data).find(b"[")) :])
+    module.plain_messages(memoryview(data)[max(0, bytes(data).find(b"[")) :], rng.choice((0, 9, 2**62)))
     module.weigh(data, rng.choice((0, 5, 2**62)), rng.choice(((), ("model", "input"))))
 
 

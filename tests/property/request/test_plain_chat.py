@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from epp.base.errors import BadRequestError
 from epp.base.types import InferenceRequest
-from epp.request._jsontext import weigh
-from epp.request.jsontext import MOST_UNITS, too_costly
+from epp.request.jsontext import too_costly
 from epp.request.parse import COSTLY as COSTLY_BODY
 from epp.request.parse import parse_request, plain_chat
 
@@ -55,15 +54,10 @@ def read(body: bytes) -> InferenceRequest | str:
         return error.reason
 
 
-def plain(body: bytes) -> InferenceRequest | None:
-    _, [messages] = weigh(body, MOST_UNITS, ("messages",))
-    return plain_chat(body, *messages)
-
-
 def same(body: bytes) -> None:
     """Read the body in both ways. A key with an escape makes C decline, and changes nothing else."""
     ordinary = body.replace(b'"messages"', b'"message\\u0073"')
-    assert plain(ordinary) is None
+    assert plain_chat(ordinary) is None
     assert read(body) == read(ordinary)
 
 
@@ -99,7 +93,7 @@ def test_the_usual_chat_is_read_in_c() -> None:
         "user": "somebody",
     }
     text = json.dumps(body).encode()
-    assert plain(text) is not None
+    assert plain_chat(text) is not None
     asked = parse_request(PATH, text)
     assert (asked.model, asked.stream, asked.max_tokens) == ("m", True, 16)
     assert asked.prompt == b'\xffsystem\xfeBe br\xc3\xa9f.\xffuser\xfe"\n\xf0\x9f\x98\x80'
@@ -144,4 +138,4 @@ REPEATED = [
 
 @pytest.mark.parametrize("twice", REPEATED)
 def test_repeated_messages_are_left_to_the_ordinary_decoder(twice: bytes) -> None:
-    assert plain(twice) is None
+    assert plain_chat(twice) is None
