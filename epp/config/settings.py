@@ -226,8 +226,10 @@ class Config(Strict, frozen=True):
         taken: dict[str, str] = {}
         for field, (text, count) in listeners.items():
             is_path = field == "listen.address" and text.startswith("unix:")
+            if is_path or (not text and field in ("envoy.status", "listen.healthAddress")):
+                continue
             try:
-                addresses = () if is_path or not text else consecutive(text, count)
+                addresses = consecutive(text, count)
             except ValueError as error:
                 yield f"{field}: {error}"
                 continue
