@@ -48,6 +48,10 @@ class Counts:
     left_out: int = 0
     """Requests that are missing because the picker was not asked often enough."""
 
+    def __str__(self) -> str:
+        left_out = f", {self.left_out:,} left out" if self.left_out else ""
+        return f"{self.requests:,} requests, {self.size_bytes / 2**20:.1f} MiB{left_out}"
+
 
 def record(path: Path, *, admin: str, max_bytes: int, seconds: float | None) -> Counts:
     """Record for this time, or until interrupted. ConfigError: the picker cannot be reached, or the file
@@ -138,14 +142,8 @@ def _number(answer: http.client.HTTPResponse, header: str) -> int:
 def _show(counts: Counts | None) -> None:
     """Show the counts on one line of a terminal, written over each time. None: remove the line."""
     if sys.stderr.isatty():
-        text = "\r\033[K" if counts is None else f"\r{counts_text(counts)}; Ctrl-C ends it"
+        text = "\r\033[K" if counts is None else f"\r{counts}; Ctrl-C ends it"
         print(text, end="", file=sys.stderr, flush=True)
-
-
-def counts_text(counts: Counts) -> str:
-    """Return the counts as text."""
-    left_out = f", {counts.left_out:,} left out" if counts.left_out else ""
-    return f"{counts.requests:,} requests, {counts.size_bytes / 2**20:.1f} MiB{left_out}"
 
 
 # -- epp explain ---------------------------------------------------------------------------------------------

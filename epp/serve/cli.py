@@ -22,7 +22,7 @@ from epp.config.policy import RuleName
 from epp.config.settings import load_config
 from epp.observe.telemetry.logs import setup_logging
 from epp.serve import preflight, process
-from epp.serve.admin_commands import counts_text, fetch, record, table
+from epp.serve.admin_commands import fetch, record, table
 from epp.serve.envoy.bootstrap import bootstrap
 from epp.serve.envoy.files import write_first, write_if_changed
 from epp.serve.process import Supervisor
@@ -262,7 +262,7 @@ def _explain(args: argparse.Namespace) -> int:
 def _record(args: argparse.Namespace) -> int:
     """Record the requests of a running picker for `epp replay`: sizes, times and hashes, but no text."""
     counts = record(args.file, admin=args.admin, max_bytes=args.max_bytes, seconds=args.seconds)
-    print(counts_text(counts))
+    print(counts)
     if counts.requests:
         print(f"next: epp replay {args.file}")
     return 0
