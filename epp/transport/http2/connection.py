@@ -19,6 +19,7 @@ from epp.transport.http2 import frames
 from epp.transport.http2.frames import (
     HEAD_BYTES,
     MAX_STREAM_ID,
+    PREFACE,
     Code,
     Flag,
     FrameError,
@@ -155,10 +156,11 @@ class Connection:
     def _read(self) -> None:
         """Read the received bytes until the steps are used up. Raises FrameError."""
         if self._awaited == _PREFACE:
-            self._at = frames.preface_length(self._data)
-            if not self._at:
+            if not PREFACE.startswith(self._data[: len(PREFACE)]):
+                raise FrameError(Code.PROTOCOL_ERROR, "bad_preface")
+            if len(self._data) < len(PREFACE):
                 return
-            self._awaited = Kind.SETTINGS
+            self._at, self._awaited = len(PREFACE), Kind.SETTINGS
         data, at, table = self._data, self._at, self._table
         end, most, parts = len(data), self._limits.max_frame_bytes, self._data_parts
         if parts.left:
@@ -179,10 +181,7 @@ class Connection:
             at = after
             table.steps -= 1
         self.pending = table.steps <= 0 and at < end
-        if self.pending:
-            self._data, self._at = data, at
-        else:
-            self._data, self._at = data[at:], 0
+        self._data, self._at = (data, at) if self.pending else (data[at:], 0)
 
     def _on_frame(self, kind: int, flags: int, number: int, data: bytes, at: int, *, size: int) -> int:
         """Read a frame of any kind but DATA. Its payload of `size` bytes begins at `at`. Returns where the

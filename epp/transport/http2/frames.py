@@ -158,15 +158,6 @@ class FrameError(Exception):
         self.reason = reason
 
 
-def preface_length(data: bytes) -> int:
-    """Return the length of the peer's preface in front of the received bytes. 0: the preface is not complete
-    yet. Raises FrameError if something else has come.
-    """
-    if not PREFACE.startswith(data[: len(PREFACE)]):
-        raise FrameError(Code.PROTOCOL_ERROR, "bad_preface")
-    return 0 if len(data) < len(PREFACE) else len(PREFACE)
-
-
 RATES: Final = {
     "rapid_reset": (10_000.0, 10_000.0),
     "ping_flood": (2_000.0, 500.0),

@@ -74,7 +74,10 @@ class DataParts:
             after = read if read < body_end else after
         self.left -= after - at
         if not self.left:
-            self._end()
+            stream = self._into and self._streams.by_number.get(self._into.number)
+            if stream is not None and self._into_ends:
+                self._streams.peer_ended(stream)
+            self._streams.taken_in(stream, self._into_size)
         return after
 
     def _stream(self, number: int, size: int, *, body: int) -> Stream | None:
@@ -133,13 +136,6 @@ class DataParts:
             streams.give_up(stream, error)
             return end
         return at
-
-    def _end(self) -> None:
-        stream, self._into = self._into, None
-        stream = stream and self._streams.by_number.get(stream.number)
-        if stream is not None and self._into_ends:
-            self._streams.peer_ended(stream)
-        self._streams.taken_in(stream, self._into_size)
 
 
 class Control:
