@@ -272,6 +272,8 @@ def test_the_union_has_every_model_once_by_name() -> None:
     assert set(listed["data"][0]) == {
         "id", "object", "created", "owned_by", "root", "parent", "max_model_len",
     }  # fmt: skip
+    take(fleet, c=listing("z"))
+    assert b'"id":"z"' in (fleet.served.model_list() or b""), "the list follows its servers"
 
 
 def test_a_change_of_one_list_does_not_read_the_cards_of_the_others_again() -> None:
