@@ -81,17 +81,19 @@ class SequenceMachine(RuleBasedStateMachine):
         new numbers happen to go on where the old ones ended.
         """
         self.process += 1
-        self.sent, self.replay = [], None
+        self.sent = []
         if known:
-            self.waiting.clear()  # as the owner of the socket does
+            self.waiting.clear()  # as the owner of the sockets does
+            self.replay = None
             self.take(self.sequence.restarted())
         else:
+            if self.replay is not None:
+                self.replay = self.replay[0], []  # nobody sends the request to the new process again
             self.a_message_arrives()
 
     @rule()
     def all_messages_arrive(self) -> None:
         """When messages and replays arrive, the follower believes exactly what this process sent last."""
-        self.replay = None
         for _ in range(4):
             self.a_message_arrives()
             for _ in range(3 * len(self.sent) + 10):
