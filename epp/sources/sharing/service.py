@@ -168,10 +168,10 @@ class SharingService:
 
     async def _read_once(self) -> None:
         batches = await self._link.read()
+        started = self._clock()
         for received in batches:
-            started = self._clock()
             try:
-                for _ in self.exchange.listener.apply(received.data, now=started, age_s=received.age_s):
+                for _ in self.exchange.listener.apply(received.data, now=self._clock(), age_s=received.age_s):
                     if (spent_s := self._clock() - started) >= _PORTION_S:
                         await asyncio.sleep(spent_s)  # requests get as much time as the events
                         started = self._clock()

@@ -134,7 +134,8 @@ async def test_a_picker_that_ends_closes_its_link_after_its_last_events() -> Non
     assert link.closed
 
 
-async def test_other_work_goes_on_while_a_batch_of_many_events_is_applied() -> None:
+@pytest.mark.parametrize("num_batches", [1, 100])
+async def test_other_work_goes_on_while_many_events_are_applied(num_batches: int) -> None:
     calls, link, seen = itertools.count(), MemoryLink(Channel()), set[int]()
 
     def clock() -> float:
@@ -145,7 +146,10 @@ async def test_other_work_goes_on_while_a_batch_of_many_events_is_applied() -> N
         state = next(iter(one.replica.picker.fleet.states()))
         name, process = state.endpoint.name, identity_of(state)
         began = [SharedBegan(0, name, process, number, 10, "", b"") for number in range(1, 101)]
-        link.received.append(encode(Batch(b"other", 1, 0, [*began])))
+        size = len(began) // num_batches
+        for number in range(num_batches):
+            part = began[number * size : (number + 1) * size]
+            link.received.append(encode(Batch(b"other", number + 1, 0, [*part])))
         async with asyncio.timeout(60):
             while 100 not in seen:
                 seen.add(sum(one.replica.in_flight_of_peers().values()))
