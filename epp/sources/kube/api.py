@@ -147,8 +147,7 @@ class Api:
         """
         try:
             response = await self._send(method, path, query, limits, body)
-            if response.status == HTTPStatus.UNAUTHORIZED and await self._renewed():
-                response.release()
+            if response.status == HTTPStatus.UNAUTHORIZED and await self._renewed(response):
                 response = await self._send(method, path, query, limits, body)
             async with response:
                 if response.status >= 300:
@@ -174,12 +173,13 @@ class Api:
         response: aiohttp.ClientResponse = sent.response
         return response
 
-    async def _renewed(self) -> bool:
-        """Get new credentials, and return whether there may be some."""
+    async def _renewed(self, refused: aiohttp.ClientResponse) -> bool:
+        """Get new credentials, and return whether there may be some. If so, nobody reads the refusal."""
         now = asyncio.get_running_loop().time()
         if self._renew is None or now < self._renew_again_at:
             return False
         self._renew_again_at = now + _RENEW_PAUSE_S
+        refused.release()
         try:
             await self._renew()
         except ConfigError as error:

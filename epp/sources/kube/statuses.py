@@ -31,9 +31,10 @@ ACCEPTED: Final = "Accepted"
 _MESSAGE_CHARS: Final = 1024
 _WRITES_AT_ONCE: Final = 20
 """Most statuses written in one look. The others follow at the next look, those tried last at the end."""
-_AGAIN_S: Final = 5.0
-"""The same result is not written to an object again before this time has passed. It bounds the writes if one
-fails, if an older CRD drops a field, or if a picker of another release has another result."""
+_AGAIN_S: Final = (5.0, 60.0)
+"""The first and the longest pause before the same result is written to an object again; each is twice as long
+as the last. They bound the writes if one fails, if an older CRD drops a field, or if a picker of another
+release has another result."""
 
 C = TypeVar("C")
 Status: TypeAlias = PolicyStatus | ClaimStatus
@@ -109,8 +110,9 @@ class StatusWriter:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._turns: dict[str, tuple[object, float]] = {}
-        """The status that is wanted, and from when on it may be sent, by the uid of the object."""
+        self._turns: dict[str, tuple[object, float, float]] = {}
+        """The status that is wanted, from when on it may be sent, and the pause after that, by the uid of the
+        object."""
         self._complaint = ""
 
     async def look(self, wanted: Sequence[Wanted], *, now: float, time_text: str) -> None:
@@ -122,14 +124,16 @@ class StatusWriter:
             uid, status = each.claim.metadata.uid, _complete(each, time_text=time_text)
             if status == each.claim.status:
                 continue
-            before, at = self._turns.get(uid, (None, 0.0))
+            before, at, _ = self._turns.get(uid, (None, 0.0, 0.0))
             if before != each.status:
                 at = now + each.after_s
-                self._turns[uid] = each.status, at
+                self._turns[uid] = each.status, at, _AGAIN_S[0]
             if now >= at:
                 due.append((at, each, status))
         for _, each, status in sorted(due, key=itemgetter(0))[:_WRITES_AT_ONCE]:
-            self._turns[each.claim.metadata.uid] = each.status, now + _AGAIN_S
+            uid = each.claim.metadata.uid
+            pause_s = self._turns[uid][2]
+            self._turns[uid] = each.status, now + pause_s, min(2 * pause_s, _AGAIN_S[1])
             await self._write(each, status)
 
     async def _write(self, each: Wanted, status: Status) -> None:

@@ -3,12 +3,13 @@
 import importlib.util
 from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from epp.base.errors import ConfigError
 from epp.config.sections import Kubernetes
-from epp.sources.kube.api import lines_of, namespace_of, require
+from epp.sources.kube.api import Api, ApiError, lines_of, namespace_of, require
 
 MIB = 2**20
 
@@ -45,6 +46,31 @@ async def test_a_line_that_is_longer_than_any_object_is_refused() -> None:
 
 async def test_the_bound_is_for_one_line_and_not_for_the_sum() -> None:
     assert len(await lines(*[b"x" * MIB, b"\n"] * 20)) == 20
+
+
+class RefusingClient:
+    """Answers each request with 401, and is the answer too."""
+
+    status, released = 401, False
+
+    async def param_serialize(self, *_: object, **__: object) -> tuple[()]:
+        return ()
+
+    async def call_api(self, **_: object) -> SimpleNamespace:
+        return SimpleNamespace(response=self)
+
+    def release(self) -> None:
+        self.released = True
+
+
+async def test_a_refused_answer_is_released_if_there_are_no_new_credentials() -> None:
+    async def renew() -> None:
+        raise ConfigError("the command fails")
+
+    client = RefusingClient()
+    with pytest.raises(ApiError, match="the command fails"):
+        await Api(client, renew=renew).request("GET", "/pods")
+    assert client.released
 
 
 KUBECONFIG = """

@@ -75,11 +75,14 @@ async def test_statuses_that_differ_are_written_with_the_version_that_was_read()
 
 
 @pytest.mark.parametrize("answers", [200, 404, 409, 500])
-async def test_the_same_result_is_not_sent_again_for_some_seconds(answers: int) -> None:
-    """The watch tells of a write that succeeded. Here it is silent."""
+async def test_the_same_result_is_sent_again_after_pauses_that_grow(answers: int) -> None:
+    """The watch tells of a write that succeeded. Here it is silent, as with a CRD that drops a field."""
     server = StatusServer(answers=answers)
-    await Replica(server, policy("a")).look(1.0, 2.0, 5.9, 6.1, 7.0)
+    replica = Replica(server, policy("a"))
+    await replica.look(1.0, 2.0, 5.9, 6.1, 7.0, 16.0)
     assert len(server.wrote) == 2
+    await replica.look(*(float(n) for n in range(17, 617)))
+    assert len(server.wrote) == 13, "at last once a minute"
 
 
 async def test_another_result_is_written_at_the_next_look() -> None:
