@@ -61,7 +61,7 @@ class Sources:
         self._first_pause_s = first_pause_s
         self.failures: Counter[str] = Counter()
         self._last: dict[str, tuple[float, str]] = {}
-        """When each loop failed last, and why."""
+        """When each loop failed last, and why. Each failure takes out those of over a minute ago."""
 
     async def keep(self, source: str, run: Callable[[], Awaitable[None]], /) -> NoReturn:
         """Run `run` again and again until this task is cancelled. KeyboardInterrupt and SystemExit pass
@@ -89,7 +89,8 @@ class Sources:
             pause_s = pauses.next_s()
             self.failures[source] += 1
             reason = "it returned" if failure is None else f"{type(failure).__name__}: {failure}"[:500]
-            self._last[task.get_name()] = (loop.time(), reason)
+            recent = {name: one for name, one in self._last.items() if loop.time() - one[0] < _RAN_WELL_S}
+            self._last = recent | {task.get_name(): (loop.time(), reason)}
             _log_failure(task.get_name(), source, failure, reason, pause_s=pause_s)
             await asyncio.sleep(pause_s)
 

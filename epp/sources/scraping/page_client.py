@@ -3,8 +3,7 @@ open from question to question.
 
 This is a tenth of an HTTP client: it follows no redirect, unpacks nothing, and takes only an answer with a
 body and status 2xx. Interim answers before it (status 1xx) are skipped. With 1,000 servers nearly all of an
-idle picker's CPU goes to their pages, and a general client takes three times the CPU for a page
-(docs/monitoring.md has the figures).
+idle picker's CPU goes to their pages, and a general client takes three times the CPU for a page.
 
 A server may send anything: the size of an answer is bounded, and every piece of it costs time in proportion
 to its length. `read_answer` reads from a stream of bytes; `PageClient` has the socket; `ApiKey` has the key
