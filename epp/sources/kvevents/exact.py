@@ -89,7 +89,7 @@ class _Model:
             raise UnmappedError("model")
         if self.hasher is None:
             raise UnmappedError("waiting")
-        if self.status().state == "off" and (self.prompts["off"] + 1) % _LOOK_AGAIN:
+        if self.status().state == "off" and self.prompts.total() % _LOOK_AGAIN:
             raise UnmappedError("off")
         return map_prompt(
             routed,

@@ -153,12 +153,12 @@ def test_prompts_that_no_event_names_turn_the_model_off_until_one_is_named() -> 
     assert "tokenizer, chat template" in status.reason
 
     fleet.tell(A, blocks_stored(prompt_of(9)))
-    for _ in range(16):  # a share of the prompts is still checked
+    for _ in range(32):  # a share of the prompts is still checked
         fleet.route(A, prompt_of(9))
     fleet.held(prompt_of(9))
     status = fleet.exact.models()[""]
-    assert (status.state, status.prompts["matched"]) == ("on", 1)
-    assert status.prompts["off"] == 15
+    assert (status.state, status.prompts["matched"]) == ("on", 2)
+    assert status.prompts["off"] == 30
 
 
 def test_misses_at_a_server_that_is_only_partly_known_prove_nothing() -> None:
