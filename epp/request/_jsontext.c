@@ -359,7 +359,7 @@ begins_with_no_number(const byte *at, const byte *end)
     return at < end && (*at == '"' || *at == '[' || *at == '{');
 }
 
-enum { MOST_NAMES = 4 };
+enum { MOST_NAMES = 4, MOST_KEY_BYTES = 256 }; /* A name that is looked for has at most 40 letters. */
 
 /* A key of the body that is looked for, and where its value stands. */
 typedef struct {
@@ -398,6 +398,23 @@ note_value(Weighing *w, const byte *from, const byte *to)
     }
 }
 
+/* Returns the place for the value of this key of the body, which may have escapes. The key was looked for, or NULL. An earlier
+ * value of the key does not count. */
+static Place *
+place_of(Weighing *w, const byte *key, const byte *end)
+{
+    byte plain[MOST_KEY_BYTES];
+    Text text = {.at = key, .end = end, .out = plain, .left = MOST_KEY_BYTES};
+    if (w->count == 0 || end - key > MOST_KEY_BYTES || !unescape(&text))
+        return NULL;
+    for (Place *p = w->places; p < w->places + w->count; p++)
+        if (p->size == text.out - plain && memcmp(p->key, plain, (size_t)p->size) == 0) {
+            p->from = p->to = 0;
+            return p;
+        }
+    return NULL;
+}
+
 /* Counts a string whose opening quote is at `at` - 1. Returns where the string ends. */
 static const byte *
 weigh_string(Weighing *w, const byte *at, const byte *end, Py_ssize_t limit)
@@ -418,10 +435,7 @@ weigh_string(Weighing *w, const byte *at, const byte *end, Py_ssize_t limit)
         at = end;
     if (is_key && w->depth == 1) {
         w->read = is_read(text, at - text, w->escapes > escapes_before);
-        w->named = NULL;
-        for (Place *p = w->places; p < w->places + w->count; p++)
-            if (p->size == at - text && memcmp(p->key, text, (size_t)p->size) == 0)
-                w->named = p;
+        w->named = place_of(w, text, at);
     } else if (w->depth == 1 && at < end) {
         note_value(w, text - 1, at + 1);
     } else if (is_counted(w)) {

@@ -121,7 +121,9 @@ def units_of(text: bytes) -> int:
 
 
 def places_of(body: bytes | memoryview, *names: str) -> list[slice]:
-    """Return where the texts and objects of these fields stand. An empty slice: not found, or too long."""
+    """Return where the texts and objects of these fields stand, of each field the last. An empty slice: not
+    found, too long, or of another kind.
+    """
     places = weigh(body, MOST_UNITS, names)[1]
     return [slice(a, b if b <= a + _MOST_NAME_BYTES else a) for a, b in places]
 

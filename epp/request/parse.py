@@ -49,8 +49,6 @@ _QUOTE = ord('"')
 _BOM = b"\xef\xbb\xbf"
 
 _BRACE = ord("{")
-_ESCAPED_LETTER: Final = re.compile(rb"\\u00[67]").search
-"""A letter that nobody escapes. It may belong to the key `model`."""
 _MESSAGES_KEY: Final = re.compile(rb'"messages"[ \n\r\t]*:').search
 _SEARCHED_BYTES: Final = 262_144
 """The messages are looked for in so many bytes."""
@@ -150,14 +148,11 @@ def skim_request(path: str, body: Body, *, unread: str = "") -> InferenceRequest
         return InferenceRequest(
             kind=kind, model=model, opaque_tokens=tokens, lasting_tokens=tokens, unread=unread
         )
-    try:
-        model, *ids = [id_in_body(Raw(body[at])) for at in places_of(body, "model", *_NAMING.get(kind, ()))]
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        model, ids = "", []
-    if not model and _ESCAPED_LETTER(body) and not too_costly(body):  # The key may have escapes.
-        with suppress(*_UNREADABLE):
-            model = name_in(api_fields.DECODE_NAMES(body).model) or ""
-    return InferenceRequest(kind=kind, model=model, names_state=next(filter(None, ids), ""), unread=unread)
+    model = named = ""
+    with suppress(*_UNREADABLE):
+        asked, *ids = [Raw(body[at]) for at in places_of(body, "model", *_NAMING.get(kind, ()))]
+        model, named = name_in(asked) or "", id_in_body(*ids)
+    return InferenceRequest(kind=kind, model=model, names_state=named, unread=unread)
 
 
 def _api(path: str) -> tuple[ApiKind, _Parse | None]:

@@ -7,7 +7,6 @@ share. For a prompt without messages it depends on the first `_OPENING_BYTES`. T
 target in every picker. Only one rule applies to a request; a target is not looked up again. Pure.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Annotated, Final
@@ -25,8 +24,6 @@ from epp.request.jsontext import places_of, too_costly
 _OPENING_BYTES: Final = 4096
 _USER: Final = SECTION + b"user" + BODY
 _DECODE: Final = msgspec.json.Decoder(dict[str, Raw])
-_ESCAPED: Final = re.compile(rb'\\u006[45cdfCDF](?:[odel]|\\u006[45cdfCDF]){0,4}"\s*:').search
-"""The key `model` with escapes. Servers read its value if it comes last."""
 
 
 ModelName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
@@ -100,19 +97,19 @@ def _opening(inference: InferenceRequest) -> bytes:
 def with_model(body: bytes | memoryview, *, model: str) -> bytes:
     """Return the body with another value of `model`. All other bytes stay unchanged.
 
-    If the place of the value is not known (an escaped key, no text), the object is written again, field by
-    field. Raises BadRequestError if this is not possible.
+    If the body has no model, or one that is no text, the object is written again, field by field. Raises
+    BadRequestError if this is not possible.
     """
     if is_form(body) and (place := model_in_form(body)) is not None:
         return b"".join((body[: place[0]], model.encode(), body[place[1] :]))
     name = msgspec.json.encode(model)
     [found] = places_of(body, "model")
-    if not _ESCAPED(body) and found.start < found.stop:
+    if found.start < found.stop:
         return b"".join((body[: found.start], name, body[found.stop :]))
     try:
         fields = None if too_costly(body) else _DECODE.decode(bytes(body).removeprefix(b"\xef\xbb\xbf"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         fields = None
     if fields is None:
-        raise BadRequestError("The key of `model` has escapes; write it without.", reason="bad_json")
+        raise BadRequestError("The body has no `model` to replace; write one, as a text.", reason="bad_json")
     return msgspec.json.encode({**fields, "model": Raw(name)})
