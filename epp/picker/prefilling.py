@@ -132,9 +132,9 @@ def computed_elsewhere(
     here_s = cost_s(
         float(answering.undone_tokens[chosen]),
         lacking,
+        request.prompt_tokens,
         float(answering.in_flight[chosen]),
         float(answering.rate[chosen]),
-        None,
         weight=spec.cost.uncached_token_weight,
         stall=spec.cost.stalled_request_weight,
     )
@@ -142,7 +142,7 @@ def computed_elsewhere(
     moving_s = (
         moving.overhead_seconds + lacking * moving.kv_bytes_per_token / moving.transfer_bytes_per_second
     )
-    prices_s = _prices_s(uncached, prefilling, spec) + moving_s
+    prices_s = _prices_s(uncached, request.prompt_tokens, prefilling, spec) + moving_s
     if prefilling.trials:
         place = prefilling.trials[0]
     else:
@@ -168,7 +168,7 @@ def computed_elsewhere(
     )
 
 
-def _prices_s(uncached: Floats, prefilling: Snapshot, spec: PolicySpec) -> Floats:
+def _prices_s(uncached: Floats, prompt_tokens: int, prefilling: Snapshot, spec: PolicySpec) -> Floats:
     """Return the price of computing the prompt at each prefill endpoint. Its requests in flight are other
     prompts, unless the endpoint writes answers too.
     """
@@ -176,9 +176,10 @@ def _prices_s(uncached: Floats, prefilling: Snapshot, spec: PolicySpec) -> Float
     price_s: Floats = cost_s(
         prefilling.undone_tokens,
         uncached,
+        prompt_tokens,
         answers,
         prefilling.rate,
-        loading_s(prefilling, load_s=spec.lora.load_seconds),
+        load_s=loading_s(prefilling, load_s=spec.lora.load_seconds),
         weight=spec.cost.uncached_token_weight,
         stall=spec.cost.stalled_request_weight,
     )

@@ -13,9 +13,9 @@ from typing import Final, Literal
 from epp.picker.endpoints.endpoint_state import EndpointState
 
 STEP: Final = 0.2
-"""How far one answer moves the share: four failures in a row take a server from 0 over a half."""
-TRIAL_STEP: Final = 0.4
-"""How far a good answer moves the share of a server that is left out: two bring it back under a half."""
+"""How far one answer moves the share: four failures in a row take a server from 0 over a half. A good answer
+of a server that is left out moves it twice as far, so two bring it back under a half.
+"""
 _HALF_LIFE_S: Final = 5.0
 """Half-life of the share of a server that is not left out."""
 LONGEST_TRIALS: Final = 4.0
@@ -127,7 +127,7 @@ class Mark:
 
     def move(self, *, failed: bool, now: float) -> None:
         """Move the share by one answer."""
-        step = TRIAL_STEP if self.out and not failed else STEP
+        step = 2 * STEP if self.out and not failed else STEP
         share = self.now(now)
         self.share, self.at = share + step * (float(failed) - share), now
 

@@ -40,7 +40,8 @@ class ShownCandidates(Struct, frozen=True, eq=False, gc=False):
         )
         numbers: list[Any] = [None if column is None else column[place].item() for column in columns]
         cached, uncached, undone, in_flight, waiting, kv_usage, rate, score_s, load_s, share = numbers
-        parts_s = cost_parts_s(undone, uncached, in_flight, rate, load_s, cost=self.spec.cost)
+        tokens = weighed.asked.prompt_tokens
+        parts_s = cost_parts_s(undone, uncached, tokens, in_flight, rate, load_s=load_s, cost=self.spec.cost)
         parts_s["failing"] = self.spec.failures.cost_seconds * (share or 0.0)
         if score_s is not None and not isnan(score_s):
             # Others pay a part of the tokens of a further copy: of their prefill and of what it stalls alike.

@@ -46,14 +46,21 @@ def computed(
     return computed_elsewhere(choice, asked, prefilling, spec=spec, rng=random.Random(0))
 
 
+def late(tokens: int) -> float:
+    """Return how much longer a token takes that stands behind so many others."""
+    return 1 + tokens / 65_536
+
+
 def test_the_price_elsewhere_has_the_transfer_of_missing_tokens() -> None:
     idle = [SeenEndpoint("p", backlog=500.0, in_flight=50, cached=1000)]
     chosen = computed(SeenEndpoint("d", in_flight=40, cached=2000), prefillers(idle), idle)
     assert chosen is not None
     place, found = chosen
-    assert found.instead_of_s == pytest.approx(2.0 * (1 + 0.1 * 40))
+    assert found.instead_of_s == pytest.approx(2.0 * late(3000) * (1 + 0.1 * 40))
     assert found.transfer_s == 0.5 + 2.0
-    assert found.cost_s == pytest.approx(0.5 + 3.0 + 2.5), "its backlog, its own 3,000 tokens, the transfer"
+    assert found.cost_s == pytest.approx(0.5 + 3.0 * late(2500) + 2.5), (
+        "its backlog, its own 3,000 tokens, the transfer"
+    )
     assert (place, found.uncached_tokens) == (0, 3000)
 
 
@@ -61,7 +68,7 @@ def test_an_endpoint_that_also_answers_stalls_its_answers() -> None:
     both = [SeenEndpoint("b", in_flight=5)]
     found = computed(SeenEndpoint("d", in_flight=90), prefillers(both, Role.BOTH), both)
     assert found is not None
-    assert found[1].cost_s == pytest.approx(4.0 * (1 + 0.1 * 5) + 4.5)
+    assert found[1].cost_s == pytest.approx(4.0 * late(2000) * (1 + 0.1 * 5) + 4.5)
 
 
 @pytest.mark.parametrize(

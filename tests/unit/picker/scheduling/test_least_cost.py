@@ -30,10 +30,11 @@ def first(seen: list[SeenEndpoint], *, seed: int, unreported_picks: float, adapt
 def test_the_cost_is_backlog_and_own_work_with_its_stall_price() -> None:
     one = SeenEndpoint("a", cached=400, backlog=500.0, in_flight=2, rate=2000.0, free_slot=True)
     score_s = rule_of("least-cost").rank(weighed([one], adapter="x")).score_s
-    # 500 / 2000 + (600 / 2000 + 0.5) x (1 + 0.15 x 2)
-    assert score_s == pytest.approx([1.29])
-    parts = cost_parts_s(500.0, 600.0, 2.0, 2000.0, 0.5, cost=SPEC.cost)
-    assert parts == pytest.approx({"backlog": 0.25, "prefill": 0.3, "stall": 0.24, "lora": 0.5})
+    late = 1 + 700 / 65_536  # the uncached tokens stand at 700 in the mean
+    assert score_s == pytest.approx([500 / 2000 + (600 / 2000 * late + 0.5) * (1 + 0.15 * 2)])
+    parts = cost_parts_s(500.0, 600.0, 1000, 2.0, 2000.0, load_s=0.5, cost=SPEC.cost)
+    stall = (0.3 * late + 0.5) * 0.15 * 2
+    assert parts == pytest.approx({"backlog": 0.25, "prefill": 0.3 * late, "stall": stall, "lora": 0.5})
 
 
 @given(
@@ -67,7 +68,9 @@ def test_the_shown_parts_sum_to_the_score(
     given = weighed([one], adapter=adapter)
     score_s = rule_of("least-cost").rank(given).score_s
     load_s = float(given.load_s[0]) if given.load_s is not None else None
-    parts = cost_parts_s(backlog, 1000.0 - matched, float(in_flight), rate, load_s, cost=SPEC.cost)
+    parts = cost_parts_s(
+        backlog, 1000.0 - matched, 1000, float(in_flight), rate, load_s=load_s, cost=SPEC.cost
+    )
     assert score_s == pytest.approx([sum(parts.values())])
 
 
@@ -83,9 +86,9 @@ def test_a_popular_prefix_gets_a_copy_once_its_holder_writes_many_answers() -> N
         holder = SeenEndpoint("holder", cached=8000, in_flight=in_flight)
         return order(rule_of("least-cost"), [holder, SeenEndpoint("other")], prompt=9000)[0]
 
-    # 1000 (1 + 0.15 L) against 9000
-    assert first(53) == "holder"
-    assert first(54) == "other"
+    # 1000 (1 + 8500 / 65,536) (1 + 0.15 L) against 9000 (1 + 4500 / 65,536)
+    assert first(50) == "holder"
+    assert first(51) == "other"
 
 
 def one_in(others: int, *ago_s: float) -> LeastCost:
@@ -121,9 +124,10 @@ def test_stall_price_of_an_adapter_load_stays_even_if_prefix_is_popular() -> Non
         assert ranked.score_s is not None
         return float(ranked.score_s[1])
 
-    whole = (1 + 0.5) * (1 + 0.15 * 10)
-    assert score_s(one_in(1)) == pytest.approx(whole)
-    assert score_s(one_in(1, *[5.0] * 4)) == pytest.approx(whole - (1 + 0.15 * 10) * 0.8 / 2)
+    price = 1 + 0.15 * 10
+    assert score_s(one_in(1)) == pytest.approx((1 + 500 / 65_536 + 0.5) * price)
+    paid = 0.2 + 0.8 / 2
+    assert score_s(one_in(1, *[5.0] * 4)) == pytest.approx((paid * (1 + 700 / 65_536) + 0.5) * price)
 
 
 def test_picks_without_the_prefix_spread_if_many_are_unreported() -> None:

@@ -237,5 +237,6 @@ def test_the_parts_sum_to_the_score_if_a_copy_has_half_the_price() -> None:
     assert first.name == "c"
     assert second.score_s == pytest.approx(sum(second.parts_s.values()))
     assert first.score_s == pytest.approx(sum(first.parts_s.values()))
-    assert first.parts_s["prefill"] == pytest.approx(1 - 0.8 / 2)
-    assert first.parts_s["stall"] == pytest.approx(0.15 * 10 * (1 - 0.8 / 2))
+    paid = (0.2 + 0.8 / 2) * (1 + 700 / 65_536)
+    assert first.parts_s["prefill"] == pytest.approx(paid)
+    assert first.parts_s["stall"] == pytest.approx(0.15 * 10 * paid)
