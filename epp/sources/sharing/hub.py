@@ -1,11 +1,11 @@
 """Connects the workers of one machine by a unix socket in the process that started them. `Hub` is the end of
 that process, and `HubLink` the end of a worker.
 
-The hub forwards what a worker sends to all other workers. It keeps the newest, and sends them to a worker
-that connects later. It does not look into them: a worker writes the name of its channel before each batch,
-and leaves out batches of other channels. A worker that does not read fast enough misses batches, and notices
-this by their numbers. A worker that dies is gone when its connection closes. The hub ends only with the
-process that starts the workers, and the workers end with this process too.
+The hub forwards what a worker sends to all other workers. A worker writes the name of its channel before each
+batch, and leaves out batches of other channels. The hub keeps the newest batches. A worker that connects
+sends the name alone first, and gets those of its channel. A worker that does not read fast enough misses
+batches, and notices this by their numbers. A worker that dies is gone when its connection closes. The hub
+ends only with the process that starts the workers, and the workers end with this process too.
 
 A frame is the length of its content (4 bytes, big-endian), the age of its content in seconds (a double), and
 the content.
@@ -81,10 +81,11 @@ class Hub:
 
     async def _serve(self, sock: socket.socket) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=sock)
-        now = self._clock()
-        writer.writelines([frame(content, age_s=now - at) for at, content in self._kept])
-        self._writers.add(writer)
         try:
+            channel, now = bytes((await read_frame(reader)).data), self._clock()
+            kept = [frame(each, age_s=now - at) for at, each in self._kept if each.startswith(channel)]
+            writer.writelines(kept)
+            self._writers.add(writer)
             while True:
                 self._pass_on(bytes((await read_frame(reader)).data), writer)
         except (asyncio.IncompleteReadError, BadFrameError, OSError):
@@ -166,6 +167,7 @@ class HubLink:
             reader, self._writer = await asyncio.open_unix_connection(self._path)
         except OSError as error:
             raise LinkError(f"{self._path}: {error.strerror}", reason="connection") from error
+        self._writer.write(frame(self._channel))
         self._reading = asyncio.create_task(self._receive(reader), name="sharing: receiving")
         return self._writer
 

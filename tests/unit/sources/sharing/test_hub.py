@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from epp.config.sharing import Sharing
 from epp.sources.sharing.batches import LinkError, Received
-from epp.sources.sharing.hub import Hub, HubLink, frame
+from epp.sources.sharing.hub import Hub, HubLink, frame, read_frame
 from tests.harness.arriving import TURNS, connect_and_stop
 from tests.harness.clock import Clock
 from tests.harness.sharing import both_ways, met, sharing
@@ -73,6 +73,20 @@ async def test_a_worker_that_joins_later_gets_earlier_batches_with_their_age(
     await read(other, 1)
     clock.now += 7
     assert await read(await joined(path, stack), 1) == [(b"first", 7.0)]
+
+
+async def test_a_worker_is_not_sent_what_was_kept_of_other_channels(
+    path: Path, stack: AsyncExitStack
+) -> None:
+    one, other = await joined(path, stack), await joined(path, stack, channel="new")
+    await other.send(b"first")
+    await one.send(b"of the old channel")
+    await read(await joined(path, stack), 1)
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(frame(b"new\0"))
+    await other.send(b"second")
+    assert [bytes((await read_frame(reader)).data) for _ in range(2)] == [b"new\0first", b"new\0second"]
+    writer.close()
 
 
 async def test_a_worker_that_changes_its_channel_reads_nothing_of_the_old_one(
