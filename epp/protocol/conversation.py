@@ -135,7 +135,9 @@ class LiveStreams:
         self.on_room: Callable[[], None] = lambda: None
         """A function that is called when the gate should be pumped soon."""
         self.on_pick: Callable[[], object] = lambda: None
-        """A function that is called after each pick. It has `tidy` called once the answer is written."""
+        """A function that has `tidy` called once the answer of a pick is written."""
+        self._untidy = False
+        """Whether `tidy` will be called."""
 
     @property
     def max_message_bytes(self) -> int:
@@ -158,7 +160,16 @@ class LiveStreams:
         if self.context.gate is not None and self.context.gate.waiting:
             self.on_room()
 
+    def picked(self) -> None:
+        """Have the picker tidied up soon: once for all picks until then, so that this never holds the loop
+        for longer than one portion.
+        """
+        if not self._untidy:
+            self._untidy = True
+            self.on_pick()
+
     def tidy(self) -> None:
+        self._untidy = False
         self.picker.tidy(now=self.clock())
 
     def let_go(self, stream: HttpStream, *, now: float) -> None:
@@ -274,7 +285,7 @@ class Conversation(Handler):
         if not self._picked:
             if stream.pick is not None:
                 self._picked = True
-                self._streams.on_pick()
+                self._streams.picked()
             elif stream.phase is Phase.WAITING:
                 self._streams.room()
 

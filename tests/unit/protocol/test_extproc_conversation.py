@@ -25,14 +25,17 @@ def test_no_call_asks_the_gate_if_flow_control_is_off() -> None:
     assert (calls.pumps, others.gate.waiting) == (0, 1)
 
 
-def test_a_call_leaves_work_for_later_once_when_its_request_is_picked() -> None:
+def test_picks_leave_work_for_later_once_until_it_is_done() -> None:
     calls, answered = Calls(), list[int]()
     call, caller = calls.ask(head())
     calls.streams.on_pick = lambda: answered.append(len(caller.sent))
-    assert not answered
     call.message(body(), now=1.0)
     call.message(answer(), now=1.0)
     assert answered == [2], "the pick is answered before the work"
+    calls.ask()
+    calls.streams.tidy()
+    calls.ask()
+    assert len(answered) == 2, "one portion of work for all picks until it is done"
 
 
 def test_gate_is_pumped_soon_when_a_request_waits_and_when_another_ends() -> None:

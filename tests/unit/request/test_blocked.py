@@ -134,12 +134,9 @@ def test_the_id_in_a_body_that_is_not_read_is_found(path: str, field: str, value
     assert asked.unread == ("" if path == "/v1/batches" else "costly_body"), "nothing else is read of a batch"
 
 
-@pytest.mark.parametrize(
-    ("path", "field"), [("/v1/rerank", "model"), ("", "model"), ("/v1/batches", "input_file_id")]
-)
-def test_an_id_that_is_nested_deeply_is_no_id(path: str, field: str) -> None:
-    asked = parse_request(path, b'{"%s":{"id":%s}}' % (field.encode(), b"[" * 3000 + b"]" * 3000))
-    assert (asked.model, asked.names_state) == ("", "")
+def test_an_id_that_is_nested_deeply_is_no_id() -> None:
+    nested = b"[" * 3000 + b"]" * 3000
+    assert not parse_request("/v1/batches", b'{"input_file_id":{"id":%s}}' % nested).names_state
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/audio/transcriptions"])
