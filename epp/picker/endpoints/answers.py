@@ -152,7 +152,11 @@ class Answers:
         account, before, rate = state.account, state.metrics, state.tokens_per_s
         counts = counts_answers(after or before) and (before is None or counts_answers(before))
         undone_s = min(state.backlog.tokens / rate, LONGEST_PREFILL_S)
-        fills = before is not None and after is not None and before.kv_usage != after.kv_usage
+        grew = after is not None and (
+            before is None
+            or (_counters(before) != _counters(after) if counts else account.begun_at >= before.scraped_at)
+        )
+        fills = after is not None and _fills(state, after, grew=grew, now=now)
         # Pages are not read at exactly even times, so a little less than the whole time is enough.
         least_s = 0.8 * hang_seconds
         late = self._late(account, counts=counts, least_s=least_s, undone_s=undone_s, now=now)
@@ -161,9 +165,6 @@ class Answers:
             return "hangs" if sum(wait.streams for wait in late) >= _OVERDUE else "may hang"
         if after is None:
             return "idle"
-        grew = before is None or (
-            _counters(before) != _counters(after) if counts else account.begun_at >= before.scraped_at
-        )
         if grew:
             self._moved = [(state, now), *(one for one in self._moved if one[0] is not state)][:2]
         account.done = not state.picks_since_scrape and (grew or account.done)
@@ -203,6 +204,18 @@ class Answers:
 def counts_answers(page: EndpointMetrics | None) -> bool:
     """Return whether the server counts the tokens of an answer while it generates them."""
     return page is not None and page.generated_tokens is not None and not page.counts_at_end
+
+
+def _fills(state: EndpointState, after: EndpointMetrics, *, grew: bool, now: float) -> bool:
+    """Return whether more of the cache is in use than on any page since the counters grew, as while a long
+    prompt is computed. Cache use that goes up and down shows no prompt, and no prompt takes very long.
+    """
+    account, kv_usage = state.account, after.kv_usage or 0.0
+    if grew or not state.in_flight:
+        account.grew_or_idle_at, account.most_kv_usage = now, kv_usage
+    fills = kv_usage > account.most_kv_usage and now - account.grew_or_idle_at < LONGEST_PREFILL_S
+    account.most_kv_usage = max(account.most_kv_usage, kv_usage)
+    return fills
 
 
 def _counters(page: EndpointMetrics) -> tuple[float | None, ...]:

@@ -70,6 +70,10 @@ class Account:
     """When a probe was last sent that got a token."""
     done: bool = False
     """Whether the server's counters have grown since the last request was sent there."""
+    grew_or_idle_at: float = -inf
+    """The time of the last page on which the counters had grown, or that came while no request was open."""
+    most_kv_usage: float = 0.0
+    """The largest KV usage on the pages since then."""
     stands_since: float | None = None
     """Since which page nothing has moved there, with requests open. None: none was open at the last page."""
     patience_s: float = 0.0
