@@ -55,6 +55,7 @@ def _check_uses(table: PrefixTable, mirror: Mirror) -> None:
     reached = set()
     for use in uses:
         run: Run | None = use.leaf
+        assert mirror.last_use.get(use.leaf) is use, "a use that has lost all its runs"
         while run is not None and mirror.last_use[run] is use:
             reached.add(run)
             run = run.parent

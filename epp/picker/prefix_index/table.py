@@ -74,7 +74,7 @@ def end_bytes(schedule: Chunks, k: int) -> int:
 # -- what the table keeps ------------------------------------------------------------------------------------
 
 
-class Run(Struct, eq=False, gc=False):
+class Run(Struct, eq=False):  # with gc=False, the end of a long chain of runs would overflow the C stack
     """Chunks `start` to `end` (half open) of the chain that the last hash names."""
 
     hashes: array[int]
