@@ -84,8 +84,9 @@ def test_nothing_is_known_of_a_new_process() -> None:
     state.take_page(page(1.0, running=4), now=1.0)
     state.use_adapter("x", most=2, now=1.0)
     booking = book(state, 5000, now=1.0)
+    state.scrape_failed(now=1.5)
     state.forget_server(now=2.0)
-    assert state.metrics is None
+    assert (state.metrics, state.failures) == (None, 0)
     assert not state.loaded_adapters
     assert state.backlog.undone_tokens(now=2.0, rate=1000.0) == 0
     state.release(booking, computed=False, now=3.0)

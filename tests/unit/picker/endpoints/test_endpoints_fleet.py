@@ -18,7 +18,7 @@ from epp.picker.endpoints.fleet import Fleet
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.scheduling.snapshot import MOST_KEPT
-from tests.unit.picker.endpoints.fleets import SPEC, a_fleet, fail_scrapes, ready, state_of
+from tests.unit.picker.endpoints.fleets import SPEC, a_fleet, fail_scrapes, state_of
 from tests.unit.picker.endpoints.lettered import endpoint
 from tests.unit.picker.picker_questions import policy_of
 
@@ -40,13 +40,6 @@ def test_an_endpoint_that_serves_another_model_is_another_server() -> None:
     assert change.restarted == [state]
     assert state.process == before + 1
     fleet.check_integrity()
-
-
-def test_a_restarted_server_starts_without_failures() -> None:
-    fleet = a_fleet(endpoint("a"), endpoint("b"))
-    fail_scrapes(fleet, "a")
-    fleet.set_endpoints([endpoint("a", incarnation="2"), endpoint("b")], now=1.0)
-    assert ready(fleet) == ["a", "b"]
 
 
 LISTS = st.lists(

@@ -4,15 +4,9 @@ from array import array
 
 from epp.config.policy import Chunks
 from epp.picker.prefix_index.integrity import check_integrity
-from epp.picker.prefix_index.table import PrefixTable, Run, chunks_in, end_bytes
+from epp.picker.prefix_index.table import Run, chunks_in, end_bytes
 from epp.picker.prefix_index.upkeep import evict, resize
 from tests.unit.picker.prefix_index.tables import A, B, chain, new_table
-
-SMALL = Chunks(size_bytes=4, later_size_bytes=10, later_from_bytes=8)
-
-
-def runs(table: PrefixTable) -> int:
-    return len(table.index)
 
 
 def test_default_schedule_cuts_a_400_kb_prompt_into_448_chunks() -> None:
@@ -30,7 +24,7 @@ class TestRecord:
             text += f"turn {turn}"
             table.record(A, chain(text), now=turn)
             table.touch(A, chain(text), now=turn + 0.5)
-        assert runs(table) == 1
+        assert len(table.index) == 1
         check_integrity(table)
 
     def test_split_runs_are_joined_when_the_prompt_is_used_again(self) -> None:
@@ -40,9 +34,9 @@ class TestRecord:
         for capacity_bytes in range(9, -1, -1):
             resize(table, B, capacity_bytes=capacity_bytes)
             evict(table)
-        assert runs(table) == 10
+        assert len(table.index) == 10
         table.record(A, chain("abcdefghij"), now=3)
-        assert runs(table) == 1
+        assert len(table.index) == 1
         assert table.match(chain("abcdefghij")) == {A: 10}
         check_integrity(table)
 

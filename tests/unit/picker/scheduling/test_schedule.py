@@ -30,8 +30,8 @@ def choose(seen: list[SeenEndpoint], *, rule: RuleName = "least-cost", load: Loa
     return scheduler_of(PolicySpec(rule=rule, load=load)).schedule(request(seen), snapshot(seen))
 
 
-def over(one: SeenEndpoint, *, load: LoadSettings = LOAD) -> list[str]:
-    return list(over_limits(load, snapshot([one])))
+def over(one: SeenEndpoint) -> list[str]:
+    return list(over_limits(LOAD, snapshot([one])))
 
 
 @pytest.mark.parametrize(
@@ -47,16 +47,6 @@ def test_load_above_a_threshold_crosses_it_and_load_at_threshold_does_not(
 ) -> None:
     assert over(above) == [why]
     assert over(at_limit) == []
-
-
-def test_unknown_load_is_over_no_threshold() -> None:
-    assert (
-        over(
-            SeenEndpoint("a", waiting=UNKNOWN, kv_usage=UNKNOWN),
-            load=LoadSettings(max_waiting=0, max_kv_usage=0),
-        )
-        == []
-    )
 
 
 def test_endpoints_left_out_go_by_load_and_those_that_fail_are_last() -> None:
