@@ -86,8 +86,8 @@ class HubFrames(OfBytes):
     """Raw bytes on the workers' socket, while two correct workers go on."""
 
     seeds: Sequence[bytes] = [
-        frame(b"channel") + frame(b"batch") + frame(b"another"),
-        frame(b"other") + frame(b"", age_s=3.0),
+        frame(b"channel\0") + frame(b"channel\0batch") + frame(b"channel\0another"),
+        frame(b"other\0") + frame(b"", age_s=3.0),
     ]
     words: Sequence[bytes] = (frame(b""), b"\0\0\0\1" + bytes(8), b"\xff\xff\xff\xff" + bytes(8), b"\x7f\xf8")
 
