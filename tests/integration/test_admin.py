@@ -9,7 +9,6 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -19,7 +18,7 @@ from yarl import URL
 
 from epp.base.errors import NoEndpointError
 from epp.base.types import Address, EndpointName
-from epp.observe.telemetry.admin import serve_briefly
+from epp.observe.telemetry.admin import BoundedConnections
 from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
@@ -272,7 +271,7 @@ async def listening(
     accept: Callable[[], asyncio.Protocol] = ReadySender, *, lifetime_s: float = 3600, most: int = 3
 ) -> AsyncIterator[Address]:
     listener = socket.create_server(("127.0.0.1", 0))
-    acceptor = Acceptor(partial(serve_briefly, accept, lifetime_s=lifetime_s), most_arriving=most)
+    acceptor = Acceptor(BoundedConnections(accept, limit=most, lifetime_s=lifetime_s).welcome)
     acceptor.start(listener)
     try:
         yield Address("127.0.0.1", listener.getsockname()[1])
@@ -289,6 +288,16 @@ async def test_the_oldest_connection_makes_room_for_a_new_one() -> None:
             readers.append(reader)
         for closed in readers[:2]:
             assert await closed.read() == b""
+
+
+async def test_connections_that_have_ended_take_no_place_of_an_open_one() -> None:
+    async with listening() as address, connection(address) as (slow, writer):
+        assert await slow.readline() == b"ready\n"
+        for _ in range(20):
+            async with connection(address) as (reader, _):
+                assert await reader.readline() == b"ready\n"
+        assert not slow.at_eof()
+        assert not writer.is_closing()
 
 
 async def test_a_connection_ends_after_its_time() -> None:

@@ -35,7 +35,6 @@ _MOST_WINDOW_S: Final = 900
 _PORTION: Final = 20
 """Decisions that are encoded in one turn of the loop. Each lists every endpoint."""
 _MAX_CONNECTIONS: Final = 64
-"""Most connections of the last `_LIFETIME_S`. A new one ends the oldest."""
 _BACKLOG: Final = 100
 _LIFETIME_S: Final = 10.0
 _FILES: Final = {"index.html": "text/html", "live.css": "text/css", "live.js": "text/javascript"}
@@ -84,7 +83,8 @@ class AdminServer:
             ]
         )
         self._runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
-        self._acceptor = Acceptor(self._welcome, most_arriving=_MAX_CONNECTIONS)
+        bound = BoundedConnections(self._protocol, limit=_MAX_CONNECTIONS, lifetime_s=_LIFETIME_S)
+        self._acceptor = Acceptor(bound.welcome)
 
     async def start(self) -> Address:
         """Listen. Returns the address. OSError: the address cannot be used."""
@@ -102,9 +102,9 @@ class AdminServer:
         await self._acceptor.stop()
         await self._runner.cleanup()
 
-    async def _welcome(self, sock: socket.socket) -> None:
+    def _protocol(self) -> asyncio.Protocol:
         assert self._runner.server is not None, "set up at the start"
-        await serve_briefly(self._runner.server, sock, lifetime_s=_LIFETIME_S)
+        return self._runner.server()
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -221,14 +221,24 @@ def _whole(query: MultiMapping[str], name: str, *, usual: int, most: int) -> int
     return min(int(text), most)
 
 
-async def serve_briefly(
-    accept: Callable[[], asyncio.Protocol], sock: socket.socket, *, lifetime_s: float
-) -> None:
-    """Serve one connection, and end it after this time: a client that never finishes its request, or never
-    reads the answer, would keep a file descriptor. accept: makes the protocol of the connection.
+class BoundedConnections:
+    """The connections of one address. A client that never finishes its request, or never reads the answer,
+    would keep a file descriptor. So each connection ends after `lifetime_s`, and a new one ends the oldest if
+    more than `limit` are open.
     """
-    transport, _ = await asyncio.get_running_loop().connect_accepted_socket(accept, sock)
-    try:
-        await asyncio.sleep(lifetime_s)
-    finally:
-        transport.abort()
+
+    def __init__(self, accept: Callable[[], asyncio.Protocol], *, limit: int, lifetime_s: float) -> None:
+        """accept: makes the protocol of one connection."""
+        self._accept = accept
+        self._limit = limit
+        self._lifetime_s = lifetime_s
+        self._open: dict[socket.socket, asyncio.Transport] = {}
+
+    async def welcome(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_accepted_socket(self._accept, sock)
+        loop.call_later(self._lifetime_s, transport.abort)
+        self._open[sock] = transport
+        self._open = {sock: each for sock, each in self._open.items() if sock.fileno() >= 0}
+        for oldest in list(self._open.values())[: -self._limit]:
+            oldest.abort()  # without waiting until the other side has read everything
