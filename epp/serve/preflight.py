@@ -47,8 +47,18 @@ def inspect(config: Config) -> list[str]:
 
 
 def contradictions(config: Config, policy: Policy) -> Iterator[str]:
-    """Yield a remark if the gateway waits for a shorter time than the policy lets requests wait."""
-    flow, caller, name = policy.spec.flow, config.caller, named(config)
+    """Yield a remark for each number of the rule that lets one endpoint get nearly all requests of a popular
+    beginning, and one if the gateway waits for a shorter time than the policy lets requests wait.
+    """
+    spec = policy.spec
+    for rule, field, number, most in (
+        ("prefix-hash", "prefixHash.maxLoadRatio", spec.prefix_hash.max_load_ratio, 2),
+        ("prefix-hash", "prefixHash.minInFlight", spec.prefix_hash.min_in_flight, 64),
+        ("least-cost", "cost.uncachedTokenWeight", spec.cost.uncached_token_weight, 10),
+    ):
+        if rule == spec.rule and number > most:
+            yield f"{field}: {number:g} lets one endpoint get nearly all requests of a popular beginning; write at most {most}"
+    flow, caller, name = spec.flow, config.caller, named(config)
     ttl_s = max(flow.ttl_seconds, *flow.ttl_by_priority.values(), 0.0) if flow.mode == "Hold" else 0.0
     longest_s = max(ttl_s, flow.wait_for_server_seconds)
     if not longest_s or caller.timeouts == "none":

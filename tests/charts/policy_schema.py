@@ -38,6 +38,7 @@ def config_schema() -> dict[str, Any]:
     """Return the schema of the value `config`. The picker itself checks the values of the fields."""
     made = _names("Config", definitions(Config))
     made["properties"]["workers"] = _WORKERS
+    made["properties"]["holdStreams"] = {"description": "removed"}
     made["properties"]["envoy"]["properties"]["blockedPaths"] = {"description": "removed"}
     made["properties"]["kubernetes"]["properties"]["status"] = {"description": "removed"}
     text = "The picker's own configuration; the picker checks the values: docs/reference-config.md."

@@ -79,6 +79,7 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
         ({"sharing": None}, "missing property 'sharing'"),
         ({"models": None}, "write --reset-then-reuse-values instead"),
         ({"monitoring": {"onePage": True}}, "monitoring.onePage: was removed"),
+        ({"config": {"holdStreams": False}}, "config.holdStreams: was removed; write gateway.failureMode"),
         ({"config": {"envoy": None}}, "/config/envoy': got null"),
         ({"picker": {"extraEnv": [{"name": "A", "value": 5}]}}, "/picker/extraEnv/0/value"),
         (

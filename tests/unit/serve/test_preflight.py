@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from epp.config.dialects import WAIT_SHARE
 from epp.config.flow import Flow
-from epp.config.policy import DEFAULT_POLICY, PolicySpec
+from epp.config.policy import DEFAULT_POLICY, Cost, PolicySpec, PrefixHashSettings
 from epp.config.sections import Envoy
 from epp.config.settings import Config
 from epp.serve.cli import main
@@ -180,5 +180,24 @@ def test_a_gateway_that_waits_for_too_short_a_time_gets_a_remark(
     config = Config(endpoints_file="endpoints.yaml", dialect=dialect, envoy=Envoy(**envoy))
     policy = replace(DEFAULT_POLICY, spec=PolicySpec(flow=Flow(**flow)))
     said = list(contradictions(config, policy))
+    assert len(said) == bool(remark)
+    assert remark in "".join(said)
+
+
+@pytest.mark.parametrize(
+    ("spec", "remark"),
+    [
+        (PolicySpec(rule="prefix-hash"), ""),
+        (
+            PolicySpec(rule="prefix-hash", prefix_hash=PrefixHashSettings(max_load_ratio=4.5)),
+            "maxLoadRatio: 4.5",
+        ),
+        (PolicySpec(rule="prefix-hash", prefix_hash=PrefixHashSettings(min_in_flight=65)), "minInFlight: 65"),
+        (PolicySpec(cost=Cost(uncached_token_weight=50)), "uncachedTokenWeight: 50"),
+        (PolicySpec(rule="affinity", cost=Cost(uncached_token_weight=50)), ""),
+    ],
+)
+def test_numbers_of_the_rule_that_make_a_hot_spot_get_a_remark(spec: PolicySpec, remark: str) -> None:
+    said = list(contradictions(Config(endpoints_file="endpoints.yaml"), replace(DEFAULT_POLICY, spec=spec)))
     assert len(said) == bool(remark)
     assert remark in "".join(said)

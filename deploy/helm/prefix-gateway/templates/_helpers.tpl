@@ -171,6 +171,7 @@ capabilities: {drop: [ALL]}
 crd: the CRD is of the cluster and of no release; remove `crd`, and apply deploy/crds once (docs/kubernetes.md)
 monitoring.onePage: the live page shows the requests of the picker that serves it; remove it
 config.envoy.blockedPaths: write config.blockedPaths, or name single paths in config.allowedPaths
+config.holdStreams: write gateway.failureMode=FailClose if the gateway fails closed; otherwise remove it
 config.kubernetes.status: every replica writes statuses, without a Lease, live numbers and Events; remove it
 rbac.aggregate: the ClusterRoles are of the cluster and of no release; remove it, and apply deploy/crds once (docs/kubernetes.md)
 {{- end }}
