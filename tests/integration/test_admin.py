@@ -300,11 +300,6 @@ async def test_connections_that_have_ended_take_no_place_of_an_open_one() -> Non
         assert not writer.is_closing()
 
 
-async def test_a_connection_ends_after_its_time() -> None:
-    async with listening(lifetime_s=0.01) as address, connection(address) as (reader, _):
-        assert await reader.read() == b"ready\n"
-
-
 class LargeSender(asyncio.Protocol):
     """Sends more than the kernel holds and closes, as the server does after an answer."""
 

@@ -94,15 +94,6 @@ def test_without_a_simulator_replay_says_where_it_runs(
     assert "this installation has no simulator" in capsys.readouterr().err
 
 
-def test_the_pickers_own_arguments_are_not_in_its_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["serve", "--help"])
-    text = capsys.readouterr().out
-    assert "--config" in text
-    assert "--worker" not in text
-    assert "--hub" not in text
-
-
 def test_a_command_ends_quietly_when_its_reader_has_left(
     config: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -182,4 +182,5 @@ def test_all_words_complete_in_bash(capsys: pytest.CaptureFixture[str]) -> None:
     script = capsys.readouterr().out
     assert 'local words="up serve check ' in script
     assert "check) words='--help --config --verbose --json' ;;" in script
-    assert "--worker" not in script
+    assert "--worker" not in script, "the picker's own arguments are in no help"
+    assert "--hub" not in script
