@@ -26,10 +26,8 @@ def config(tmp_path: Path) -> Path:
 
 def test_a_check_prints_one_line_if_all_is_well(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--config", str(config)]) == 0
-    assert capsys.readouterr() == (
-        "OK: 1 endpoint, rule least-cost, picker on 127.0.0.1:9002, gateway envoy\n",
-        "",
-    )
+    text = "OK: 1 endpoint, rule least-cost, picker on 127.0.0.1:9002, gateway envoy\n"
+    assert capsys.readouterr() == (text, "")
 
 
 @pytest.mark.parametrize("form", ["--verbose", "--json"])
@@ -53,7 +51,6 @@ def test_a_check_needs_no_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[
     printed = capsys.readouterr()
     assert printed.out.startswith("OK: endpoints from the cluster, ")
     assert printed.err == ""
-    assert load_config(path).kubernetes is not None
 
 
 @pytest.mark.parametrize("command", ["check", "envoy-config", "serve"])
