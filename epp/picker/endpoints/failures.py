@@ -116,6 +116,8 @@ class FailingServers:
         """Take in any other 4xx. It is mostly the client's fault. So several in a row make the server only
         suspect, and a probe decides.
         """
+        if state.gone:
+            return
         state.account.refused += 1
         mark = self.marks.get((state, ""))
         if mark is not None and mark.out:
@@ -268,6 +270,8 @@ class FailingServers:
                 due.append(mark)
         probes = []
         for mark in sorted(due, key=lambda mark: mark.probed_at)[: max(0, free)]:
+            if mark.control is not None and mark.control.gone:
+                mark.control = None
             state, control = mark.state, mark.control
             if model := mark.about or mark.asked_model or state.account.model or state.model:
                 asked = control if mark.verdict == "refused" and control is not None else state

@@ -194,19 +194,21 @@ def test_a_probe_tells_a_long_answer_from_a_hang_where_no_counter_does(
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "out"), [(["well"], ["a"]), (["unclear", "ill", "well"], ["a"]), (["refused"], [])]
+    ("verdicts", "out"),
+    [(["well"], ["a"]), (["unclear", "ill", "well"], ["a"]), (["refused"], []), ([], [])],
 )
 def test_a_probe_of_another_server_tells_if_refusals_are_a_fault(
     verdicts: list[Verdict], out: list[str]
 ) -> None:
     """One server answered last, and then refuses requests and probes. `verdicts` are those of the other
-    server, in order.
+    server, in order. None: it leaves before it is asked.
     """
     picker, left = a_picker(on=endpoints("ab")), list(verdicts)
     for name in ("b", "a"):
         answer_at(name, chat_to_path(path_hash=1), picker, status=200, now=1.0)
     for _ in range(3):
         answer_at("a", chat_to_path(path_hash=1), picker, status=401, now=1.0)
+    picker.news.set_endpoints(endpoints("ab" if verdicts else "a"), now=1.0)
     for tenth in range(10, 40):
         for probe in picker.fleet.failures.probes_due(now=tenth / 10):
             asked = probe.state.endpoint.name

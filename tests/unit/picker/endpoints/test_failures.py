@@ -130,6 +130,7 @@ def test_refusals_of_a_removed_server_raise_no_price_of_another_one() -> None:
         picker.on_response_headers(pick, status=400, served=pick.destinations[0], now=1.1)
     shown = picker.pick(ask(b"", stream=True), now=1.1).decision.candidates
     assert [candidate.parts_s["failing"] for candidate in shown] == [0.0] * 3
+    assert not picker.fleet.failures.probes_due(now=1.2), "another server may have its address"
 
 
 def test_requests_of_the_old_process_do_not_count_for_the_new_one() -> None:
