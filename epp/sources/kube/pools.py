@@ -132,6 +132,7 @@ class Pools:
         if each.task is not None:
             each.task.cancel()
             each.task = None
+            self._report(each.name, each.pods.what, True)  # nobody needs them any more
         each.followed, each.pods = pool, pods_of(each.name, pool, namespace=self._access.namespace)
         if labels:
             each.pods.found.update(before.found)
@@ -140,12 +141,12 @@ class Pools:
     def _follow(
         self, each: FollowedPool, objects: Collection[Any, Any], *, on_change: Callable[[], None]
     ) -> asyncio.Task[None]:
-        def on_state(what: str, so: bool) -> None:  # noqa: FBT001 - the shape of a reflector's callback
-            self._states[what, each.name] = so
-            self._access.on_state(what, all(so for (kind, _), so in self._states.items() if kind == what))
-
-        access = replace(self._access, on_state=on_state)
+        access = replace(self._access, on_state=partial(self._report, each.name))
         return access.follow(objects, on_change=on_change, name=f"watch of the {objects.what} of {each.name}")
+
+    def _report(self, pool: str, what: str, so: bool) -> None:  # noqa: FBT001 - the shape of a reflector's callback
+        self._states[what, pool] = so
+        self._access.on_state(what, all(so for (kind, _), so in self._states.items() if kind == what))
 
     async def _hand_on(self) -> None:
         """Pass on the endpoints when they have changed. The first list waits until all pools are known.

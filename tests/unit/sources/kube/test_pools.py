@@ -181,6 +181,15 @@ async def test_no_list_is_sent_while_one_pool_cannot_be_read() -> None:
         assert found.followed == {"pool": True, "pods": True}
 
 
+async def test_pods_of_a_deleted_pool_are_not_reported_as_refused() -> None:
+    server = two_pools()
+    server.refused.add("model=b")
+    async with following_pools(server, "a", "b") as found:
+        await wait_until(lambda: found.followed == {"pool": True, "pods": False}, what="they are refused")
+        await server.remove("b")
+        await wait_until(lambda: found.followed == {"pool": True, "pods": True}, what="nobody needs them")
+
+
 async def test_old_pods_stay_until_those_of_a_new_selector_are_listed() -> None:
     server = two_pools()
     server.refused.add("app=x,model=b2")
