@@ -5,6 +5,7 @@ holds the old object finishes its work with it. Units are in the names. The refe
 schema are generated from these structs.
 """
 
+from functools import cached_property
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -113,7 +114,7 @@ class PrefixHashSettings(Strict, frozen=True):
     the mean is."""
 
 
-class Chunks(Strict, frozen=True):
+class Chunks(Strict, frozen=True, dict=True):
     """A prompt is cut into chunks before hashing. A change of their sizes empties the prefix table, because
     old hashes no longer match.
     """
@@ -125,6 +126,11 @@ class Chunks(Strict, frozen=True):
     less there."""
     later_from_bytes: Annotated[int, Meta(ge=0, le=2**30)] = 16384
     """Position in the prompt, in bytes, from which the larger chunks (`laterSizeBytes`) are used."""
+
+    @cached_property
+    def early(self) -> int:
+        """The number of chunks of the first size. The last of them may end after `later_from_bytes`."""
+        return -(-self.later_from_bytes // self.size_bytes)
 
 
 class Table(Strict, frozen=True):

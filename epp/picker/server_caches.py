@@ -30,7 +30,7 @@ from epp.picker.endpoints.served_models import forget_models
 from epp.picker.prefix_index._chain import chain_of
 from epp.picker.prefix_index.reported import KvReport, correct
 from epp.picker.prefix_index.secret import HashSecret
-from epp.picker.prefix_index.table import PrefixTable, chunks_in, early_chunks, end_bytes
+from epp.picker.prefix_index.table import PrefixTable, chunks_in, end_bytes
 from epp.picker.prefix_index.upkeep import add_endpoint, clear_endpoint, resize
 from epp.picker.scheduling.snapshot import MOST_KEPT, Floats, Ints
 from epp.request.canonical import CONTINUING
@@ -100,7 +100,7 @@ def hash_chain(prompt: bytes, *, seed: int, schedule: Chunks) -> list[ChunkHash]
     """
     size, later, count = schedule.size_bytes, schedule.later_size_bytes, chunks_in(schedule, len(prompt))
     if min(size, later) >= _LONG_BYTES:
-        early = min(count, early_chunks(schedule))
+        early = min(count, schedule.early)
         chain = chain_of(prompt, seed, size, early, later, count - early)
     else:
         spans = pairwise(end_bytes(schedule, k) for k in range(count + 1))

@@ -48,27 +48,20 @@ from epp.config.policy import Chunks
 # -- where chunks end ----------------------------------------------------------------------------------------
 
 
-def early_chunks(schedule: Chunks) -> int:
-    """Return the number of chunks of the first size. The last of them may end after `later_from_bytes`."""
-    return -(-schedule.later_from_bytes // schedule.size_bytes)
-
-
 def chunks_in(schedule: Chunks, n_bytes: int) -> int:
     """Return the number of full chunks in a prompt's first `n_bytes`."""
-    early = early_chunks(schedule)
-    later_bytes = n_bytes - early * schedule.size_bytes
+    later_bytes = n_bytes - schedule.early * schedule.size_bytes
     if later_bytes < 0:
         return n_bytes // schedule.size_bytes
-    return early + later_bytes // schedule.later_size_bytes
+    return schedule.early + later_bytes // schedule.later_size_bytes
 
 
 def end_bytes(schedule: Chunks, k: int) -> int:
     """Return the number of bytes in the first `k` chunks."""
-    end = k * schedule.size_bytes
-    if end <= schedule.later_from_bytes:
-        return end
-    later = max(0, k - early_chunks(schedule))
-    return end + later * (schedule.later_size_bytes - schedule.size_bytes)
+    early = schedule.early
+    if k <= early:
+        return k * schedule.size_bytes
+    return early * schedule.size_bytes + (k - early) * schedule.later_size_bytes
 
 
 # -- what the table keeps ------------------------------------------------------------------------------------

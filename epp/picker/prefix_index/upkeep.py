@@ -160,21 +160,29 @@ def shorten(table: PrefixTable, mirror: Mirror, run: Run, *, keep_to: int) -> No
     run is proven. So the run's last use ends there.
     """
     if run.start < keep_to < run.end:
+        if run.holders == mirror.bit and run not in mirror.guessed:  # nobody else holds these chunks
+            _uncount(table, mirror, keep_to, run.end)
+            del run.hashes[keep_to - run.start :]
+            return
         table.split(run, keep_to)
     use, above = mirror.last_use.pop(run), run.parent
-    size_bytes, chunks = table.size_bytes(run.start, run.end), len(run.hashes)
-    mirror.used_bytes -= size_bytes
-    mirror.entries -= chunks
-    table.entries -= chunks
+    _uncount(table, mirror, run.start, run.end)
     if run in mirror.guessed:
-        mirror.guessed_bytes += size_bytes
-        table.guessed_entries += chunks
+        mirror.guessed_bytes += table.size_bytes(run.start, run.end)
+        table.guessed_entries += len(run.hashes)
     else:
         disown(table, mirror, run)
     if above is not None and mirror.last_use[above] is use:
         use.leaf = above
     else:  # `above` was used later
         del mirror.uses[use]
+
+
+def _uncount(table: PrefixTable, mirror: Mirror, start: int, end: int) -> None:
+    """Count chunks of the mirror as proven no longer."""
+    mirror.used_bytes -= table.size_bytes(start, end)
+    mirror.entries -= end - start
+    table.entries -= end - start
 
 
 def disown(table: PrefixTable, mirror: Mirror, run: Run) -> None:
