@@ -11,7 +11,7 @@ called any number of times, in any order.
 """
 
 import random
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, get_args
 
 from epp.base.types import RANK, RANK_ADDRESS, Address, ApiKind, Endpoint, EndpointName
 from epp.picker.decision import Decision, Outcome, Question
@@ -27,6 +27,7 @@ from epp.picker.scheduling.snapshot import SentPick
 from epp.picker.server_caches import Prompt
 from epp.request.response import ResponseFeedback
 
+_ENDS: Final = {outcome: Phase[outcome.upper()] for outcome in get_args(Outcome)}
 _WITHOUT_TOKENS: Final = (ApiKind.EMBEDDINGS, ApiKind.QUERY, ApiKind.OTHER)
 
 
@@ -143,7 +144,7 @@ class Commits:
         phase, status = pick.phase, pick.decision.status
         if phase in OVER:
             return
-        enter(pick, Phase[outcome.upper()])
+        enter(pick, _ENDS[outcome])
         pick.computed = outcome == "ended" and status is not None and status < 400 and pick.asks
         pick.decision.outcome = outcome
         self._fleet.answers.left(pick.wait)

@@ -106,12 +106,14 @@ class Picker:
     @property
     def flow_decides(self) -> bool:
         """Whether requests have to be offered to flow control. If not, flow control costs nothing."""
-        return self.flow_holds or self._spec.flow.wait_for_server_seconds > 0 or bool(self.starting)
+        flow = self._spec.flow
+        return flow.mode == "Hold" or flow.wait_for_server_seconds > 0 or bool(self.starting)
 
     @property
     def flow_read(self) -> Flow | None:
         """The flow control whose headers are read, for itself or for a recording."""
-        return self._spec.flow if self.flow_holds or self.recorders else None
+        flow = self._spec.flow
+        return flow if flow.mode == "Hold" or self.recorders else None
 
     def housekeep(self, *, now: float) -> None:
         """Do the work of `tidy` and the work that is due now and then, whether requests come or not."""

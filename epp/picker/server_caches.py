@@ -217,6 +217,8 @@ class ServerCaches:
         found: the table's holders of the prompt.
         block_tokens: by slot, with one more value at the end for servers without a slot.
         """
+        if not found:
+            return np.zeros(len(block_tokens) - 1)
         cached = np.zeros(len(block_tokens))
         for mask, chunks in found:
             slots, tokens = self._slots_of(mask), self._tokens_of(prompt, chunks)

@@ -10,6 +10,7 @@ gets one destination in the answer to the headers, and no body back, and its req
 the stream cleanly after the pick, while the HTTP request goes on. Pure.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Final
@@ -43,7 +44,7 @@ from epp.protocol.header_names import (
     read_claim,
     read_prescribed,
 )
-from epp.protocol.http_events import Answer, BodyMode, Delay, Headers, Modes, Slot
+from epp.protocol.http_events import Action, Answer, BodyMode, Delay, Headers, Modes, Slot
 from epp.protocol.settings import StreamContext, StreamSettings
 from epp.request.client_names import bounded_name, id_in_path, makes_state
 from epp.request.parse import parse_request, skim_request
@@ -193,11 +194,13 @@ def offer(
     context: StreamContext,
     *,
     modes: Modes,
-    on_decided: Callable[[Pick | PickError, float], None],
+    after: Sequence[Action],
+    on_decided: Callable[[Asked, Sequence[Action], Pick | PickError, float], None],
     now: float,
 ) -> tuple[Pick | WaitingRequest | UnservedRequest, Sequence[Delay]]:
     """Return the pick, or the request that flow control lets wait until `on_decided` is called, with the
-    message that tells the data plane so. Raises PickError.
+    message that tells the data plane so. Raises PickError. after: the actions behind the answer, for
+    `on_decided`.
     """
     question, head, settings, gate = asked.question, asked.head, context.settings, context.gate
     longest_s = 0.0
@@ -209,7 +212,7 @@ def offer(
     offered = gate.offer(
         question,
         head.claim,
-        on_decided,
+        functools.partial(on_decided, asked, after),
         size_bytes=question.inference.held_bytes + (question.body_bytes if keeps_body else 0),
         longest_s=WAIT_SHARE * longest_s,
         now=now,

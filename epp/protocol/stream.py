@@ -16,7 +16,6 @@ Invariants: There is at most one pick. `close` releases it exactly once. After a
 is answered.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -42,7 +41,6 @@ from epp.protocol.http_events import (
     Piece,
     Slot,
     StreamProtocolError,
-    Trailers,
     pieces,
 )
 from epp.protocol.settings import StreamContext
@@ -120,21 +118,18 @@ class HttpStream:
         if phase is Phase.WAITING and event.slot in (Slot.REQUEST_BODY, Slot.REQUEST_TRAILERS):
             raise StreamProtocolError("request_while_waiting")
         try:
-            return self._on_event(event, now=now)
+            if isinstance(event, Headers):
+                if event.slot is Slot.REQUEST_HEADERS:
+                    return self._on_request_headers(event, now=now)
+                return self._on_response_headers(event, now=now)
+            if isinstance(event, Piece):
+                if event.slot is Slot.REQUEST_BODY:
+                    return self._on_request_body(event, now=now)
+                return self._on_response_body(event, now=now)
+            if event.slot is Slot.REQUEST_TRAILERS:
+                return self._on_request_trailers(now=now)
         except PickError as error:
             return self._refuse(error)
-
-    def _on_event(self, event: Event, *, now: float) -> Sequence[Action]:
-        """Raises PickError if the request is refused."""
-        match event:
-            case Headers():
-                asks = event.slot is Slot.REQUEST_HEADERS
-                return (self._on_request_headers if asks else self._on_response_headers)(event, now=now)
-            case Piece():
-                asks = event.slot is Slot.REQUEST_BODY
-                return (self._on_request_body if asks else self._on_response_body)(event, now=now)
-            case Trailers(slot=Slot.REQUEST_TRAILERS):
-                return self._on_request_trailers(now=now)
         self._end_answer(now=now)
         return PLAIN[event.slot]
 
@@ -366,8 +361,9 @@ class HttpStream:
         if ends is not None:
             back = body if asked.changed_body is None else asked.changed_body
             after = (*self._back(back, end_of_stream=ends), *after)
-        on_decided = functools.partial(self._on_decided, asked, after)
-        decided, delay = asking.offer(asked, context, modes=modes, on_decided=on_decided, now=now)
+        decided, delay = asking.offer(
+            asked, context, modes=modes, after=after, on_decided=self._on_decided, now=now
+        )
         if isinstance(decided, Pick):
             return self._picked(asked, after, decided)
         self._waiting = decided

@@ -117,14 +117,14 @@ def plain_chat(body: Body) -> InferenceRequest | None:
 
     None: the messages are of another kind, the body is too costly, or it has an error to be judged.
     """
-    view = memoryview(body)
-    key = _MESSAGES_KEY(view[:_SEARCHED_BYTES]) if len(body) <= MOST_BYTES else None
+    key = _MESSAGES_KEY(body, 0, _SEARCHED_BYTES) if len(body) <= MOST_BYTES else None
     if key is None:
         return None
-    prompt, size = plain_messages(view[key.end() :], MOST_UNITS)
+    view, at = memoryview(body), key.end()
+    prompt, size = plain_messages(view[at:], MOST_UNITS)
     if prompt is None:
         return None
-    rest = b"".join((view[: key.end()], _MARK, view[key.end() + size :]))
+    rest = b"".join((view[:at], _MARK, view[at + size :]))
     if len(rest) > SMALL_BYTES and too_costly(rest):
         return None
     try:
@@ -339,6 +339,10 @@ def _request(
     """
     if isinstance(prompts, list):
         prompts = Prompts(b"".join(prompts))
+    opaque = lasting = 0
+    for tokens, lasts in media:
+        opaque += tokens
+        lasting += tokens if lasts else 0
     given = asked.cache_salt is not NO_RAW and present(asked.cache_salt)
     salt = name_in(asked.cache_salt) if given else ""
     if salt is None:
@@ -349,8 +353,8 @@ def _request(
         prompt=prompts.first,
         more_prompt_bytes=prompts.more_bytes,
         token_ids=prompts.token_ids,
-        opaque_tokens=min(MOST_TOKENS, sum(tokens for tokens, _ in media)),
-        lasting_tokens=min(MOST_TOKENS, sum(tokens for tokens, lasts in media if lasts)),
+        opaque_tokens=min(MOST_TOKENS, opaque),
+        lasting_tokens=min(MOST_TOKENS, lasting),
         cache_salt=salt,
         stream=asked.stream is True,
         max_tokens=None if max_tokens is not None and max_tokens < 0 else max_tokens,

@@ -50,10 +50,11 @@ from epp.config.policy import Chunks
 
 def chunks_in(schedule: Chunks, n_bytes: int) -> int:
     """Return the number of full chunks in a prompt's first `n_bytes`."""
-    later_bytes = n_bytes - schedule.early * schedule.size_bytes
+    early = schedule.early
+    later_bytes = n_bytes - early * schedule.size_bytes
     if later_bytes < 0:
         return n_bytes // schedule.size_bytes
-    return schedule.early + later_bytes // schedule.later_size_bytes
+    return early + later_bytes // schedule.later_size_bytes
 
 
 def end_bytes(schedule: Chunks, k: int) -> int:
