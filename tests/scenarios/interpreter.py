@@ -114,9 +114,7 @@ class World:
     # -- requests --------------------------------------------------------------------------------------------
 
     def do_pick(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`pick r1 prompt=system:1000+user:200 model=m salt=s stream=yes subset=a,b`: pick for one
-        request.
-        """
+        """`pick r1 prompt=system:1000+user:200 model=m salt=s subset=a,b`: pick for one request."""
         try:
             pick = self._pick(options)
         except (NoEndpointError, SaturatedError) as error:
@@ -144,13 +142,11 @@ class World:
         yield " ".join(f"{name}={counts[name]}" for name in sorted(self.endpoints))
 
     def do_respond(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`respond r1 status=200 served=b`: the response headers came."""
+        """`respond r1 status=200 served=a`: the response headers came."""
         served = self.known[options["served"]] if "served" in options else None
         status = int(options.get("status", 200))
-        moved = self.picker.on_response_headers(
-            self.requests[names[0]], status=status, served=served, now=self.now
-        )
-        yield "moved" if moved else "ok"
+        self.picker.on_response_headers(self.requests[names[0]], status=status, served=served, now=self.now)
+        yield "ok"
 
     def do_end(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
         """`end r1 outcome=failed`: end one request. `end all`: end all."""
@@ -160,16 +156,11 @@ class World:
         yield "ok"
 
     def do_serve(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`serve prompt=... [times=3]`: send whole requests, one after another. Their first choice answers at
-        once.
-        """
-        chosen = []
-        for _ in range(int(options.pop("times", 1))):
-            pick = self._pick(options)
-            self.picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=self.now)
-            self.picker.end(pick, outcome="ended", now=self.now)
-            chosen.append(str(pick.decision.chosen))
-        yield "by " + " ".join(chosen)
+        """`serve prompt=...`: send a whole request. Its first choice answers at once."""
+        pick = self._pick(options)
+        self.picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=self.now)
+        self.picker.end(pick, outcome="ended", now=self.now)
+        yield f"by {pick.decision.chosen}"
 
     # -- table and bookings ----------------------------------------------------------------------------------
 
@@ -196,7 +187,6 @@ class World:
             model=options.get("model", "m"),
             prompt=_text(options.get("prompt", "")),
             cache_salt=options.get("salt", ""),
-            stream=options.get("stream") == "yes",
         )
         subset = options.get("subset")
         return Question(

@@ -70,18 +70,9 @@ class Steady:
             )
 
 
-def run(plan: FleetPlan, workload: Steady, *, seed: int = 1) -> tuple[Outcome, InTurn]:
+def run(plan: FleetPlan, workload: Steady) -> tuple[Outcome, InTurn]:
     router = InTurn()
-    return Fleet(plan, router=router, workload=workload, rng=random.Random(seed)).run(), router
-
-
-def test_the_same_seed_gives_the_same_run() -> None:
-    plan = FleetPlan(shape=SHAPE, num_servers=3)
-    first, router = run(plan, Steady(count=60, gap_s=0.03, turns=20))
-    again, router_again = run(plan, Steady(count=60, gap_s=0.03, turns=20))
-    assert repr(first) == repr(again)
-    assert router.told == router_again.told
-    assert router.pages == router_again.pages
+    return Fleet(plan, router=router, workload=workload, rng=random.Random(1)).run(), router
 
 
 def test_every_request_gets_its_first_token_before_its_end() -> None:

@@ -130,17 +130,7 @@ def test_round_robin_stays_fair_while_endpoints_come_and_go(toggles: list[str]) 
             assert other in picks[first + 1 : second]
 
 
-# -- least load, session -----------------------------------------------------------------------
-
-
-def test_least_load_takes_the_fewest_in_flight() -> None:
-    assert order(
-        rule_of("least-load"), [SeenEndpoint(n, in_flight=i) for n, i in zip("abc", (3, 1, 2), strict=True)]
-    ) == [
-        "b",
-        "c",
-        "a",
-    ]
+# -- session -----------------------------------------------------------------------
 
 
 NAMES = [f"pod-{i}" for i in range(10)]
