@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from epp.base.errors import NoEndpointError, SaturatedError
+from epp.base.errors import NoEndpointError
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Policy
 from epp.picker.decision import Candidate, Question
@@ -117,9 +117,8 @@ class World:
         """`pick r1 prompt=system:1000+user:200 model=m salt=s subset=a,b`: pick for one request."""
         try:
             pick = self._pick(options)
-        except (NoEndpointError, SaturatedError) as error:
-            retry = f" retry after {error.retry_after_s}s" if isinstance(error, SaturatedError) else ""
-            yield f"{names[0]} refused: {error.status} {error.reason}{retry}"
+        except NoEndpointError as error:
+            yield f"{names[0]} refused: {error.status} {error.reason}"
             return
         self.requests[names[0]] = pick
         decision = pick.decision
@@ -162,19 +161,13 @@ class World:
         self.picker.end(pick, outcome="ended", now=self.now)
         yield f"by {pick.decision.chosen}"
 
-    # -- table and bookings ----------------------------------------------------------------------------------
+    # -- table -----------------------------------------------------------------------------------------------
 
     def do_table(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
         """Show how many tokens each server holds according to the table, guesses included."""
         for name in sorted(self.endpoints):
             mirror = self.picker.caches.table.mirrors[EndpointName(name)]
             yield f"{name} {(mirror.used_bytes + mirror.guessed_bytes) // _BYTES_PER_TOKEN} tokens"
-
-    def do_show(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """Show what is booked on each server."""
-        for state in sorted(self.picker.fleet.states(), key=lambda s: s.endpoint.name):
-            undone = state.backlog.undone_tokens(now=self.now, rate=state.tokens_per_s)
-            yield f"{state.endpoint.name} in_flight={state.in_flight} undone={undone:.0f} tokens"
 
     # -- parts -----------------------------------------------------------------------------------------------
 

@@ -25,4 +25,4 @@ def test_scenario(file: Path) -> None:
 
 
 def test_there_are_scenarios() -> None:
-    assert len(FILES) >= 9
+    assert len(FILES) >= 8

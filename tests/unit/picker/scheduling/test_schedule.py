@@ -57,6 +57,11 @@ def test_endpoints_left_out_go_by_load_and_those_that_fail_are_last() -> None:
     assert scheduler_of(PolicySpec(load=LOAD)).schedule(request(seen), b_fails).places == [2, 0, 1]
 
 
+def test_if_all_are_over_a_threshold_the_rule_ranks_them_all() -> None:
+    choice = choose([SeenEndpoint(name, waiting=n, in_flight=n) for name, n in (("a", 300), ("b", 200))])
+    assert (choice.places, choice.reason, choice.left_out) == ([1, 0], "saturated", {})
+
+
 def test_plain_rules_ignore_the_thresholds() -> None:
     choice = choose([SeenEndpoint("a", waiting=99), SeenEndpoint("b", in_flight=1)], rule="least-load")
     assert (choice.places, choice.reason, choice.left_out) == ([0, 1], "load", {})
