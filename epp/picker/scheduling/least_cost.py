@@ -63,7 +63,9 @@ def cost_s(
     prefill of a prompt, and the loading of an adapter (T), delay the request itself and the requests that
     wait behind it (w). They also stall the answers that the server is writing (k for each request in flight).
     """
-    own_s = uncached_tokens / rate * (1 + (prompt_tokens - uncached_tokens / 2) / _TWICE_AS_LONG)
+    # They stand at `prompt_tokens - uncached_tokens / 2` in the mean.
+    late = 1 + prompt_tokens / _TWICE_AS_LONG - uncached_tokens * (0.5 / _TWICE_AS_LONG)
+    own_s = uncached_tokens * late / rate
     if load_s is not None:
         own_s = own_s + load_s
     return undone_tokens / rate + own_s * (weight + stall * in_flight)
