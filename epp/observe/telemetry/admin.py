@@ -232,13 +232,19 @@ class BoundedConnections:
         self._accept = accept
         self._limit = limit
         self._lifetime_s = lifetime_s
-        self._open: dict[socket.socket, asyncio.Transport] = {}
+        self._open: dict[socket.socket, tuple[asyncio.Transport, asyncio.TimerHandle]] = {}
 
     async def welcome(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         transport, _ = await loop.connect_accepted_socket(self._accept, sock)
-        loop.call_later(self._lifetime_s, transport.abort)
-        self._open[sock] = transport
-        self._open = {sock: each for sock, each in self._open.items() if sock.fileno() >= 0}
-        for oldest in list(self._open.values())[: -self._limit]:
-            oldest.abort()  # without waiting until the other side has read everything
+        self._open[sock] = transport, loop.call_later(self._lifetime_s, transport.abort)
+        for closed in [each for each in self._open if each.fileno() < 0]:
+            self._end(closed)
+        while len(self._open) > self._limit:
+            self._end(next(iter(self._open)))
+
+    def _end(self, sock: socket.socket) -> None:
+        """End a connection without waiting until the other side has read everything."""
+        transport, timer = self._open.pop(sock)
+        timer.cancel()  # it would keep the answer in memory
+        transport.abort()
