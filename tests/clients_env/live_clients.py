@@ -149,7 +149,8 @@ class LangChain:
 
     async def structured(self) -> None:
         schema = {"title": "town", **TOWN}
-        found = await self.chat().with_structured_output(schema, method="json_schema").ainvoke("Hello")
+        chat = self.chat(temperature=0).with_structured_output(schema, method="json_schema")
+        found = await chat.ainvoke("Hello")
         assert found["town"] in ("Ulm", "Bonn")
 
     async def embeddings(self) -> None:
