@@ -208,7 +208,8 @@ def counts_answers(page: EndpointMetrics | None) -> bool:
 
 def _fills(state: EndpointState, after: EndpointMetrics, *, grew: bool, now: float) -> bool:
     """Return whether more of the cache is in use than on any page since the counters grew, as while a long
-    prompt is computed. Cache use that goes up and down shows no prompt, and no prompt takes very long.
+    prompt is computed. Only a new maximum counts, and only for `LONGEST_PREFILL_S`, so that a sick server
+    whose cache use goes up and down cannot hide.
     """
     account, kv_usage = state.account, after.kv_usage or 0.0
     if grew or not state.in_flight:
