@@ -5,7 +5,7 @@ began with 2xx and that its server broke off (`serve/envoy/bootstrap.yaml` has t
 sends no entry for any other request. Other gateways may send all their entries, so entries that show no cut
 are skipped.
 
-The number of open calls, the size of a message and the number of its entries are bounded.
+The size of a message and the number of its entries are bounded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from google.protobuf.message import DecodeError
 from epp.base.types import Address
 from epp.picker.picker import Picker
 from epp.protocol.calls import Caller, Handler
-from epp.transport.http2.messages import RESOURCE_EXHAUSTED
 
 METHOD: Final = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 MOST_MESSAGE_BYTES: Final = 128 * 1024
@@ -32,10 +31,6 @@ MOST_ENTRIES: Final = 256
 """The most entries that are read from one message. An entry has some 350 bytes, so Envoy sends 50
 at a time.
 """
-MOST_CALLS: Final = 256
-"""The most calls that may be open at a time. Each thread of an Envoy opens one call. Further calls are
-refused.
-"""
 
 
 class AccessLog:
@@ -44,14 +39,6 @@ class AccessLog:
     def __init__(self, picker: Picker, on_fault: Callable[[str], None]) -> None:
         self._picker = picker
         self._on_fault = on_fault
-        self.open: set[AccessLogCall] = set()
-
-    def admit(self, call: AccessLogCall) -> None:
-        """Add a call that begins to the open ones, unless too many are open."""
-        if len(self.open) >= MOST_CALLS:
-            self._on_fault("too_many_access_logs")
-        else:
-            self.open.add(call)
 
     def receive(self, data: bytes, *, now: float) -> None:
         """Read one message. This never fails: entries that cannot be used are counted."""
@@ -89,21 +76,10 @@ class AccessLogCall(Handler):
     def __init__(self, log: AccessLog, call: Caller) -> None:
         self._call = call
         self._log = log
-        log.admit(self)
 
     def message(self, data: bytes, *, now: float) -> None:
-        if self in self._log.open:
-            self._log.receive(data, now=now)
-        else:
-            self._call.end(RESOURCE_EXHAUSTED, "too many access logs")
+        self._log.receive(data, now=now)
 
     def half_closed(self, *, now: float) -> None:
-        if self in self._log.open:
-            self._call.send(b"")
-            self._call.end()
-            self.gone(now=now, broken=False)
-        else:
-            self._call.end(RESOURCE_EXHAUSTED, "too many access logs")
-
-    def gone(self, *, now: float, broken: bool) -> None:
-        self._log.open.discard(self)
+        self._call.send(b"")
+        self._call.end()

@@ -129,9 +129,7 @@ class LiveStreams:
         self.policy: Policy | None = None
         self.flow_read: Flow | None = None
         self.names: frozenset[str] = frozenset()
-        """The names of the request headers to decode, by `policy` and `flow_read`. Call `renew` if the picker
-        has others now.
-        """
+        """The names of the request headers to decode, by `policy` and `flow_read`."""
         self.on_room: Callable[[], None] = lambda: None
         """A function that is called when the gate should be pumped soon."""
         self.on_pick: Callable[[], object] = lambda: None
@@ -144,11 +142,19 @@ class LiveStreams:
         """The longest message. A longer message holds nonsense, or a body that is refused anyway."""
         return 2 * self.context.settings.max_body_bytes + MESSAGE_SLACK_BYTES
 
-    def renew(self) -> None:
+    def begin(self, stream: HttpStream, call: Caller, *, now: float) -> None:
+        """Take in a stream whose first message has come."""
+        self.live[stream], self.last_began = call, now
+        stream.hold = stream.hold and self.context.settings.hold_streams
+        picker = self.picker
+        if picker.policy is not self.policy or picker.flow_read is not self.flow_read:
+            self._renew(picker)
+
+    def _renew(self, picker: Picker) -> None:
         """Take the names of headers from the picker's policy. Requests that wait may go now, because flow
         control may have ended.
         """
-        picker, traced = self.picker, self.context.settings.traced
+        traced = self.context.settings.traced
         self.policy, self.flow_read = picker.policy, picker.flow_read
         self.names = request_names(picker.policy.spec, flow=picker.flow_read, traced=traced)
         self.room()
@@ -211,38 +217,38 @@ class Conversation(Handler):
     `half_closed` if the data plane has ended its side in good order, otherwise `gone`.
     """
 
-    __slots__ = ("_begun", "_call", "_names", "_picked", "_stream", "_streams")
+    __slots__ = ("_call", "_stream", "_streams")
 
     urgent = True
 
     def __init__(self, streams: LiveStreams, call: Caller) -> None:
-        picker, context = streams.picker, streams.context
-        if picker.policy is not streams.policy or picker.flow_read is not streams.flow_read:
-            streams.renew()
+        context = streams.context
         self._streams = streams
         self._call = call
-        self._names = streams.names
-        self._begun = False
-        """Whether a message has come."""
-        self._picked = False
         trace = bounded_trace(call.trace) if context.settings.traced else ""
-        self._stream = HttpStream(context, deliver=self._later, trace=trace)
+        self._stream = HttpStream(context, deliver=self._send, trace=trace)
 
     def message(self, data: bytes, *, now: float) -> None:
-        stream = self._stream
-        if not self._picked and not self._still_wanted(now=now):
+        stream, streams = self._stream, self._streams
+        awaits_pick = stream.pick is None
+        if awaits_pick and not self._still_wanted(stream, now=now):
             return
         try:
-            self._answer(stream, data, now=now)
+            self._send(stream.receive(decode(data, names=streams.names), now=now))
         except StreamProtocolError as error:
-            self._streams.fault(error.reason)
+            streams.fault(error.reason)
             self._call.end(INVALID_ARGUMENT, error.reason)
             self.gone(now=now, broken=False)
             return
+        if awaits_pick:
+            if stream.pick is not None:
+                streams.picked()
+            elif stream.phase is Phase.WAITING:
+                streams.room()
         if stream.passes:
             self._call.reply(echoes_in)
         if not stream.hold and stream.can_detach:
-            self._streams.let_go(stream, now=now)
+            streams.let_go(stream, now=now)
 
     def half_closed(self, *, now: float) -> None:
         self._call.end(OK)
@@ -260,37 +266,23 @@ class Conversation(Handler):
         if self._streams.picker.flow_decides:
             self._streams.room()
 
-    def _still_wanted(self, *, now: float) -> bool:
+    def _still_wanted(self, stream: HttpStream, *, now: float) -> bool:
         """Return whether the data plane would use a pick. If the message has waited for too long, the body is
         not read.
         """
         call, streams = self._call, self._streams
         if not call.is_open:
             return False
-        if self._begun:
+        if stream in streams.live:
             late = streams.overload.late(waited_s=call.waited_s(), now=now)
         else:
-            self._begun, streams.last_began = True, now
-            streams.live[self._stream] = call
-            self._stream.hold = self._stream.hold and streams.context.settings.hold_streams
+            streams.begin(stream, call, now=now)
             late = streams.overload.skips(waited_s=call.waited_s(), now=now)
         if late:
-            self._stream.hurry()
+            stream.hurry()
         return True
 
-    def _answer(self, stream: HttpStream, data: bytes, *, now: float) -> None:
-        event = decode(data, names=self._names)
-        for action in stream.receive(event, now=now):
-            self._call.send(encode(action))
-        if not self._picked:
-            if stream.pick is not None:
-                self._picked = True
-                self._streams.picked()
-            elif stream.phase is Phase.WAITING:
-                self._streams.room()
-
-    def _later(self, actions: Sequence[Action]) -> None:
-        """Send the answers to a request that waited, because flow control has decided."""
-        self._picked = self._stream.pick is not None
+    def _send(self, actions: Sequence[Action]) -> None:
+        """Send answers: those to a message, or later those to a request that waited."""
         for action in actions:
             self._call.send(encode(action))

@@ -5,8 +5,9 @@ import dataclasses
 from msgspec.structs import replace
 
 from epp.config.flow import Flow
+from epp.protocol.conversation import Conversation
 from epp.transport.http2.messages import OK
-from tests.unit.protocol.calls_bench import Calls, answer, body, head
+from tests.unit.protocol.calls_bench import Calls, NotingCaller, answer, body, head
 
 
 def test_no_call_asks_the_gate_if_flow_control_is_off() -> None:
@@ -23,6 +24,15 @@ def test_no_call_asks_the_gate_if_flow_control_is_off() -> None:
     other.gone(now=2.0, broken=False)
     assert (len(caller.sent), caller.ended, calls.streams.live) == (3, [(OK, "")], {})
     assert (calls.pumps, others.gate.waiting) == (0, 1)
+
+
+def test_a_call_that_opened_before_a_new_policy_is_read_by_it() -> None:
+    calls = Calls()
+    call = Conversation(calls.streams, NotingCaller())
+    policy = calls.picker.policy
+    calls.picker.set_policy(replace(policy, spec=replace(policy.spec, session_header="x-chat")), now=1.0)
+    call.message(head(), now=1.0)
+    assert "x-chat" in calls.streams.names, "else the head has no session"
 
 
 def test_picks_leave_work_for_later_once_until_it_is_done() -> None:
