@@ -8,7 +8,7 @@ Invariant: each request that is held leaves, or its `Answer` is called once.
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from itertools import islice
+from itertools import count, islice
 from math import inf
 from typing import Final
 
@@ -40,6 +40,7 @@ class UnservedRequest(Struct, eq=False, gc=False):
     """Without a traceback, which would keep what stood on the stack."""
     number: int = 0
     """Its number in the order of arrival."""
+    alarm_at: float = inf
 
     @property
     def model(self) -> str:
@@ -53,21 +54,18 @@ class Unserved:
         self._models: dict[str, OrderedDict[int, UnservedRequest]] = {}
         """The requests by number. The model that was tried longest ago comes first."""
         self._ends: Alarms[UnservedRequest] = Alarms()
-        self._number = 0
-        self._count = 0
+        self._numbers = count(1)
         self._bytes = 0
         self._more = False
         """Whether the last turn sent a request, so that others may go too."""
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._ends)
 
     @property
     def due_at(self) -> float:
         """When `serve` must be called at the latest. Infinity: none waits."""
-        if not self._count:
-            return inf
-        return 0.0 if self._more else self._ends.due_at
+        return 0.0 if self._more and len(self) else self._ends.due_at
 
     def models(self) -> Collection[str]:
         """Return some models for which requests wait."""
@@ -75,17 +73,15 @@ class Unserved:
 
     def hold(self, waiting: UnservedRequest, *, most: WaitingSettings) -> None:
         """Let a request wait. Raises FlowRefusedError if there is no room."""
-        if self._count >= most.max_requests or self._bytes + waiting.size_bytes > most.max_bytes:
+        if len(self) >= most.max_requests or self._bytes + waiting.size_bytes > most.max_bytes:
             raise FlowRefusedError(
                 "too many requests wait for the first server; try again in 10 s",
                 reason="flow_full",
                 retry_after_s=10,
             )
-        self._number += 1
-        waiting.number = self._number
+        waiting.number = next(self._numbers)
         self._models.setdefault(waiting.model, OrderedDict())[waiting.number] = waiting
         self._ends.set(waiting, waiting.expires_at)
-        self._count += 1
         self._bytes += waiting.size_bytes
 
     def leave(self, waiting: UnservedRequest) -> bool:
@@ -96,7 +92,6 @@ class Unserved:
         if not requests:
             del self._models[waiting.model]
         self._ends.forget(waiting)
-        self._count -= 1
         self._bytes -= waiting.size_bytes
         return True
 
@@ -131,7 +126,6 @@ class Unserved:
     def check_integrity(self) -> None:
         waiting = [each for requests in self._models.values() for each in requests.values()]
         assert all(self._models.values())
-        assert self._count == len(waiting)
         assert self._bytes == sum(each.size_bytes for each in waiting)
         self._ends.check_integrity(waiting)
 

@@ -15,7 +15,7 @@ bound. One call of `next` makes at most `_MOST_FORECASTS` forecasts for the sear
 each alarm that is due.
 """
 
-from collections import deque
+from collections.abc import Sequence
 from heapq import nlargest
 from itertools import count, islice
 from math import ceil, inf
@@ -61,6 +61,8 @@ _MOST_RETRY_S = 3600
 _MOST_FORECASTS = 4
 """The most forecasts that are made to find one request that may go. Further requests are tried after the next
 event."""
+_PUSHED_OUT = -inf
+"""The alarm of a request that was pushed out, and that `next` has not returned yet."""
 _MOST_LOOKED_AT = 32
 """The most requests of one tenant, and the most tenants of one priority, that a search looks at."""
 
@@ -122,7 +124,6 @@ class FlowControl(Generic[T]):
         self._queues: Queues[T] = Queues(settings)
         self._numbers = count()
         self._alarms: Alarms[QueueItem[T]] = Alarms()
-        self._shed: deque[Decided[T]] = deque()
         self._let_go = Rate()
         """Tokens that went lately, for Retry-After."""
         self.let_go_tokens: dict[str, int] = {}
@@ -138,7 +139,7 @@ class FlowControl(Generic[T]):
     @property
     def empty(self) -> bool:
         """Return whether no request waits and none waits to be told of its refusal."""
-        return not (len(self) or self._shed)
+        return not (len(self) or len(self._alarms))
 
     # -- one request -----------------------------------------------------------------------------------------
 
@@ -188,16 +189,15 @@ class FlowControl(Generic[T]):
         if item in victims:
             return self._refusal(priority, item.tokens, "full", now=now)
         self._alarms.set(item, deadline - forecast.own_s)
-        self._shed.extend([self._refused(victim, "full", now=now) for victim in victims])
+        self._push_out(victims)
         self._search_at = now
         return item
 
     def leave(self, item: QueueItem[T]) -> None:
-        """Take back a request whose client is gone. Do nothing if the request no longer waits."""
+        """Take back a request, whether it waits, was pushed out or has been decided."""
         if item.waits:
-            self._take(item)
-        elif self._shed:  # it may have been pushed out, and `next` has not returned it yet
-            self._shed = deque(shed for shed in self._shed if shed[0] is not item)
+            self._queues.take(item)
+        self._alarms.forget(item)
 
     def answered(self, tenant: str, tokens: int) -> None:
         """Take in how many tokens an answer had that this tenant got."""
@@ -207,9 +207,9 @@ class FlowControl(Generic[T]):
         """Return the next decision, about the most pressing request first. None: nothing more can be decided
         at this moment.
         """
-        if self._shed:
-            return self._shed.popleft()
-        for item in self._alarms.due(now=now) if not self._draining else ():
+        for item in self._alarms.due(now=_PUSHED_OUT if self._draining else now):
+            if not item.waits:
+                return self._refused(item, "full", now=now)
             if now >= item.expires_at:
                 return self._refused(item, "ttl", now=now)
             forecast = self._forecaster.forecast(item.payload, now=now)
@@ -224,9 +224,7 @@ class FlowControl(Generic[T]):
         """Return the latest time at which `next` must be called. Infinity means that no call is due before
         something happens.
         """
-        if self._shed:
-            return 0.0
-        return min(self._alarms.due_at, self._search_at) if len(self) else inf
+        return min(self._alarms.due_at, self._search_at if len(self) else inf)
 
     # -- the operator ----------------------------------------------------------------------------------------
 
@@ -236,7 +234,7 @@ class FlowControl(Generic[T]):
         """
         self._draining = False
         victims = self._queues.apply(settings)
-        self._shed.extend([self._refused(victim, "full", now=now) for victim in victims])
+        self._push_out(victims)
         self._search_at = now
 
     def drain(self) -> None:
@@ -324,7 +322,7 @@ class FlowControl(Generic[T]):
         # The tenant is charged before the request is taken. Otherwise the tag of a tenant whose only request
         # waited would be raised to the floor, and the tenant would lose what it had less than others.
         self._charge(self._queues.flow(item.priority, item.tenant), forecast, now=now)
-        self._take(item)
+        self.leave(item)
         return item, forecast
 
     def _charge(self, flow: TenantFlow[T], forecast: Forecast, *, now: float) -> None:
@@ -336,11 +334,14 @@ class FlowControl(Generic[T]):
         self._let_go.add(tokens, now=now)
         add_for(flow.tenant, cost, self.let_go_tokens)
 
+    def _push_out(self, victims: Sequence[QueueItem[T]]) -> None:
+        """Let `next` refuse these requests first. The queues have taken them out."""
+        for victim in victims:
+            self._alarms.forget(victim)
+            self._alarms.set(victim, _PUSHED_OUT)
+
     def _refused(self, item: QueueItem[T], reason: RefusedFor, *, now: float) -> Decided[T]:
-        """Take out a request that is refused. It may have been taken out of the queues before."""
-        if item.waits:
-            self._queues.take(item)
-        self._alarms.forget(item)
+        self.leave(item)
         return item, self._refusal(item.priority, item.tokens, reason, now=now)
 
     def _refusal(self, priority: int, tokens: int, reason: RefusedFor, *, now: float) -> Refusal:
@@ -348,7 +349,3 @@ class FlowControl(Generic[T]):
         rate = self._let_go.per_s(now=now)
         drain_s = (before + tokens) / rate if rate > 1e-3 else 0.0  # 0: unknown, since nothing went lately
         return Refusal(reason, max(1, min(_MOST_RETRY_S, ceil(drain_s))))
-
-    def _take(self, item: QueueItem[T]) -> None:
-        self._queues.take(item)
-        self._alarms.forget(item)

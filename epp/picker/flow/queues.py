@@ -35,6 +35,7 @@ _MOST_PRIORITIES = 16
 _MOST_SHED = 64
 """A new request may push out at most this many waiting requests."""
 _BY_KEY = attrgetter("key")
+_BY_ALARM = attrgetter("alarm_at", "number")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -54,6 +55,8 @@ class QueueItem(Generic[T]):
     deadline: float
     """When the first token is due; inf: no deadline."""
     expires_at: float
+    alarm_at: float = inf
+    """Its alarm. inf: it has none."""
     look_at: float = 0.0
     """The search passes over the request until then, because its server is predicted to be busy."""
     waits: bool = False
@@ -263,6 +266,8 @@ class Queues(Generic[T]):
 class _Waits(Protocol):
     """A request that has to be looked at by a certain time."""
 
+    alarm_at: float
+
     @property
     def number(self) -> int: ...
     @property
@@ -276,42 +281,34 @@ class Alarms(Generic[W]):
     """The times at which waiting requests have to be looked at."""
 
     def __init__(self) -> None:
-        self._times: list[tuple[float, int]] = []
-        """Times and numbers of requests, as a heap."""
-        self._items: dict[int, W] = {}
-        """The requests that have an alarm, by number."""
+        self._items: list[W] = []
+        """Sorted by `_BY_ALARM`."""
+
+    def __len__(self) -> int:
+        return len(self._items)
 
     @property
     def due_at(self) -> float:
-        return self._times[0][0] if self._times else inf
+        return self._items[0].alarm_at if self._items else inf
 
     def set(self, item: W, at: float) -> None:
         """Set the next alarm of a request that has none. The request also gets one when it expires."""
-        at = min(at, item.expires_at)
-        if at < inf:
-            self._items[item.number] = item
-            heapq.heappush(self._times, (at, item.number))
+        item.alarm_at = min(at, item.expires_at)
+        if item.alarm_at < inf:
+            insort(self._items, item, key=_BY_ALARM)
 
     def due(self, *, now: float) -> Iterator[W]:
         """Take out each request whose alarm is due."""
-        while self._times and self._times[0][0] <= now:
-            item = self._items.pop(heapq.heappop(self._times)[1], None)
-            if item is not None:
-                yield item
+        while self.due_at <= now:
+            yield self._items.pop(0)
 
     def forget(self, item: W) -> None:
-        """Remove the alarm of a request that no longer waits."""
-        items = self._items
-        items.pop(item.number, None)
-        if not items:
-            self._times.clear()
-        elif len(self._times) > 2 * len(items) + 32:
-            self._times = [time for time in self._times if time[1] in items]
-            heapq.heapify(self._times)
+        """Remove the alarm of a request, if it has one."""
+        at = bisect_left(self._items, _BY_ALARM(item), key=_BY_ALARM)
+        if at < len(self._items) and self._items[at] is item:
+            del self._items[at]
 
     def check_integrity(self, waiting: Iterable[W]) -> None:
-        """waiting: the requests that should have an alarm."""
-        due = {item.number for item in waiting}
-        assert self._items.keys() == due
-        assert sorted(number for _, number in self._times if number in due) == sorted(due)
-        assert len(self._times) <= 2 * len(due) + 64
+        """waiting: the requests that should have an alarm. Those that were pushed out have one too."""
+        assert self._items == sorted(self._items, key=_BY_ALARM)
+        assert {item.number for item in waiting} == {i.number for i in self._items if i.alarm_at > -inf}
