@@ -52,15 +52,18 @@ class FlowClaim(Struct, frozen=True, gc=False):
 NO_CLAIM: Final = FlowClaim()
 
 
-class WaitingRequest(Struct, eq=False):
-    """A waiting request. The caller passes it to `Gate.leave` if the client leaves."""
+class HeldRequest(Struct, frozen=True, eq=False):
+    """A request that may have to wait, as the gate sees it."""
 
     question: Question
     prompt: Prompt
     queue: ModelQueue
     decided: Answer
-    item: QueueItem[WaitingRequest] | None = None
-    """None once the request does not wait any more."""
+    deadline: float
+
+
+WaitingRequest = QueueItem[HeldRequest]
+"""A waiting request. The caller passes it to `Gate.leave` if the client leaves."""
 
 
 class ModelQueue:
@@ -69,20 +72,19 @@ class ModelQueue:
     def __init__(self, picker: Picker, model: str, settings: Flow) -> None:
         self._picker = picker
         self.model = model
-        self.control: FlowControl[WaitingRequest] = FlowControl(settings, self)
+        self.control: FlowControl[HeldRequest] = FlowControl(settings, self)
         self.unknown_objectives = 0
         """The number of requests with an objective for which no priority is set."""
 
     def least_wait_s(self, *, now: float) -> float:
         return self._picker.least_wait_s(self.model, now=now)
 
-    def forecast(self, payload: WaitingRequest, *, now: float) -> Forecast:
+    def forecast(self, payload: HeldRequest, *, now: float) -> Forecast:
         try:
             considered = self._picker.consider(payload.question, prompt=payload.prompt, now=now)
         except PickError:
             return Forecast(0.0, 0.0, 0.0, 1)
-        left_s = payload.item.deadline - now if payload.item is not None else 0.0
-        return forecast_of(considered, left_s=left_s)
+        return forecast_of(considered, left_s=payload.deadline - now)
 
 
 class Gate:
@@ -151,9 +153,8 @@ class Gate:
         model = picker.fleet.columns.roster.models[considered.slots[0]]
         queue = self._queues.get(model) or self._new_queue(model)
         left_s = claim.ttft_s if claim.ttft_s is not None else spec.deadline_seconds or inf
-        waiting = WaitingRequest(question, considered.prompt, queue, decided)
         fate = queue.control.offer(
-            waiting,
+            HeldRequest(question, considered.prompt, queue, decided, now + left_s),
             forecast_of(considered, left_s=left_s),
             priority=self._priority(spec, claim, question, queue),
             tenant=claim.tenant,
@@ -166,17 +167,14 @@ class Gate:
             return picker.commit(considered, priority=fate.band.priority, tenant=fate.tenant, now=now)
         if isinstance(fate, Refusal):
             raise _error(fate)
-        waiting.item = fate
-        return waiting
+        return fate
 
     def leave(self, waiting: WaitingRequest | UnservedRequest) -> None:
         """Remove a waiting request, because its client is gone."""
         if isinstance(waiting, UnservedRequest):
             self._unserved.leave(waiting)
-            return
-        item, waiting.item = waiting.item, None
-        if item is not None:
-            waiting.queue.control.leave(item)
+        else:
+            waiting.payload.queue.control.leave(waiting)
 
     def pump(self, *, now: float) -> None:
         """Decide all requests that can be decided now."""
@@ -254,10 +252,9 @@ class Gate:
             queue.unknown_objectives += 1
         return spec.models.get(question.inference.model, 0)
 
-    def _carry_out(self, decided: Decided[WaitingRequest], *, now: float) -> None:
+    def _carry_out(self, decided: Decided[HeldRequest], *, now: float) -> None:
         item, outcome = decided
         waiting = item.payload
-        waiting.item = None  # no circle of references may keep the prompt in memory
         fate: Pick | PickError
         if isinstance(outcome, Refusal):
             fate = _error(outcome)

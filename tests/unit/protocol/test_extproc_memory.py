@@ -18,7 +18,7 @@ from epp.config.policy import Sampling
 from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import PickerStatus
-from epp.picker.gate import WaitingRequest
+from epp.picker.gate import HeldRequest
 from epp.protocol.http_events import Action, Headers, Piece
 from epp.protocol.settings import StreamContext
 from epp.protocol.stream import HttpStream
@@ -143,7 +143,7 @@ def _no_collector() -> Iterator[None]:
 
 
 def alive() -> int:
-    return sum(isinstance(one, WaitingRequest | HttpStream) for one in gc.get_objects())
+    return sum(isinstance(one, HeldRequest | HttpStream) for one in gc.get_objects())
 
 
 class Owner:

@@ -13,7 +13,8 @@ from epp.config.policy import Cost, PolicySpec
 from epp.picker.decision import Question
 from epp.picker.events import Pick
 from epp.picker.flow.control import Forecast
-from epp.picker.gate import FlowClaim, Gate, ModelQueue, WaitingRequest, forecast_of
+from epp.picker.flow.queues import QueueItem
+from epp.picker.gate import FlowClaim, Gate, HeldRequest, ModelQueue, WaitingRequest, forecast_of
 from epp.picker.picker import Picker
 from epp.picker.unserved import UnservedRequest
 from epp.protocol.asking import read_head, request_names
@@ -44,7 +45,7 @@ class WaitingRequests:
         self.waiting: dict[str, WaitingRequest] = {}
         for n in range(requests):
             held = self.offer(f"r{n}")
-            assert isinstance(held, WaitingRequest)
+            assert isinstance(held, QueueItem)
             self.waiting[f"r{n}"] = held
 
     def offer(self, name: str) -> Pick | WaitingRequest | UnservedRequest:
@@ -106,7 +107,7 @@ def test_flow_control_that_is_on_again_holds_all_that_have_not_gone() -> None:
     turn_off(queue)
     went = len(queue.went)
     queue.picker.set_policy(on, now=1.0)
-    assert isinstance(queue.offer("new"), WaitingRequest)
+    assert isinstance(queue.offer("new"), QueueItem)
     queue.pump()
     assert len(queue.went) == went < MANY
     assert queue.gate.waiting == MANY - went + 1
@@ -146,9 +147,9 @@ def busy_picker(spec: PolicySpec | None = None, *, busy: int) -> Picker:
     return picker
 
 
-def waiting_at(queue: ModelQueue, picker: Picker) -> WaitingRequest:
+def held_at(queue: ModelQueue, picker: Picker) -> HeldRequest:
     request = ask(text("waits"))
-    return WaitingRequest(request, picker.consider(request, now=0.0).prompt, queue, _never)
+    return HeldRequest(request, picker.consider(request, now=0.0).prompt, queue, _never, inf)
 
 
 def _never(*_: object) -> None:
@@ -184,7 +185,7 @@ def test_other_servers_are_considered_only_for_a_missed_deadline() -> None:
 def test_a_forecast_has_the_choice_that_is_committed() -> None:
     picker = busy_picker(busy=1)
     queue = ModelQueue(picker, "m", Flow())
-    forecast = queue.forecast(waiting_at(queue, picker), now=0.0)
+    forecast = queue.forecast(held_at(queue, picker), now=0.0)
     pick = picker.commit(forecast.choice, now=0.0)
     assert pick.decision.prompt_tokens - pick.decision.matched_tokens == pytest.approx(forecast.tokens, abs=1)
 
@@ -192,7 +193,7 @@ def test_a_forecast_has_the_choice_that_is_committed() -> None:
 def test_a_request_that_no_server_can_take_goes_to_the_picker_at_once() -> None:
     picker = busy_picker(busy=0)
     queue = ModelQueue(picker, "m", Flow())
-    waiting = waiting_at(queue, picker)
+    waiting = held_at(queue, picker)
     picker.news.set_endpoints([], now=0.0)
     assert queue.forecast(waiting, now=0.0) == Forecast(0.0, 0.0, 0.0, 1)
 
