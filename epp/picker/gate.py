@@ -25,7 +25,7 @@ from epp.picker.decision import Question
 from epp.picker.endpoints.served_models import forget_models
 from epp.picker.events import Ended, Pick, PickerEvent
 from epp.picker.flow.accounts import FlowStatus
-from epp.picker.flow.control import Decided, FlowControl, Forecast, Refusal, RefusedFor
+from epp.picker.flow.control import Decided, FlowControl, Forecast
 from epp.picker.flow.queues import QueueItem, TenantFlow
 from epp.picker.picker import Picker
 from epp.picker.server_caches import Prompt
@@ -33,12 +33,6 @@ from epp.picker.unserved import AT_ONCE, Unserved, UnservedRequest
 
 Answer = Callable[[Pick | PickError, float], None]
 """A function that is called once for a request that waited, with its pick or its refusal, and the time."""
-
-_MESSAGES: Mapping[RefusedFor, str] = {
-    "deadline": "the first token would come too late",
-    "ttl": "no model server became free in time",
-    "full": "too many requests wait",
-}
 
 
 class FlowClaim(Struct, frozen=True, gc=False):
@@ -82,8 +76,8 @@ class ModelQueue:
     def forecast(self, payload: HeldRequest, *, now: float) -> Forecast:
         try:
             considered = self._picker.consider(payload.question, prompt=payload.prompt, now=now)
-        except PickError:
-            return Forecast(0.0, 0.0, 0.0, 1)
+        except PickError as error:
+            return Forecast(0.0, 0.0, 0.0, 1, choice=error.with_traceback(None))
         return forecast_of(considered, left_s=payload.deadline - now)
 
 
@@ -165,8 +159,6 @@ class Gate:
         )
         if isinstance(fate, TenantFlow):
             return picker.commit(considered, priority=fate.band.priority, tenant=fate.tenant, now=now)
-        if isinstance(fate, Refusal):
-            raise _error(fate)
         return fate
 
     def leave(self, waiting: WaitingRequest | UnservedRequest) -> None:
@@ -234,7 +226,7 @@ class Gate:
         if isinstance(event, Ended) and (tokens := event.request.decision.output_tokens) is not None:
             queue = self._queues.get(event.request.state.model)
             if queue is not None:
-                queue.control.answered(event.request.decision.tenant, tokens)
+                queue.control.answers.learn(event.request.decision.tenant, tokens)
 
     def _forget_models(self) -> None:
         """Forget models that no server has any more and for which no request waits."""
@@ -254,27 +246,20 @@ class Gate:
 
     def _carry_out(self, decided: Decided[HeldRequest], *, now: float) -> None:
         item, outcome = decided
-        waiting = item.payload
         fate: Pick | PickError
-        if isinstance(outcome, Refusal):
-            fate = _error(outcome)
-        else:
-            try:
-                # Nothing has changed since the forecast. Without a choice no server could take the request:
-                # considering it again gives the error.
-                considered = outcome.choice or self._picker.consider(
-                    waiting.question, prompt=waiting.prompt, now=now
-                )
-                fate = self._picker.commit(
-                    considered,
-                    waited_s=now - item.arrived_at,
-                    priority=item.priority,
-                    tenant=item.tenant,
-                    now=now,
-                )
-            except PickError as error:
-                fate = error
-        waiting.decided(fate, now)
+        if isinstance(outcome, FlowRefusedError):
+            fate = outcome
+        elif isinstance(outcome.choice, PickError):
+            fate = outcome.choice
+        else:  # nothing has changed since the forecast
+            fate = self._picker.commit(
+                outcome.choice,
+                waited_s=now - item.arrived_at,
+                priority=item.priority,
+                tenant=item.tenant,
+                now=now,
+            )
+        item.payload.decided(fate, now)
 
     def _follow_policy(self, *, now: float) -> None:
         policy = self._picker.policy
@@ -291,14 +276,6 @@ class Gate:
     def _ends(self) -> bool:
         """Whether all requests that wait should go now."""
         return self._draining or not self._picker.flow_holds
-
-
-def _error(refusal: Refusal) -> FlowRefusedError:
-    return FlowRefusedError(
-        f"{_MESSAGES[refusal.reason]}; try again in {refusal.retry_after_s} s",
-        reason=f"flow_{refusal.reason}",
-        retry_after_s=refusal.retry_after_s,
-    )
 
 
 def forecast_of(considered: Considered, *, left_s: float) -> Forecast:

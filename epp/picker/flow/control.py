@@ -23,6 +23,7 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
+from epp.base.errors import FlowRefusedError
 from epp.config.flow import Flow
 from epp.picker.flow.accounts import (
     MOST_SHOWN,
@@ -66,10 +67,12 @@ _PUSHED_OUT = -inf
 _MOST_LOOKED_AT = 32
 """The most requests of one tenant, and the most tenants of one priority, that a search looks at."""
 
-RefusedFor = Literal["deadline", "ttl", "full"]
-"""`deadline`: the first token would come too late. `ttl`: the request has waited too long. `full`: a bound
-was reached, and the request was worth least.
-"""
+_REFUSED_FOR: Final = {
+    "flow_deadline": "the first token would come too late",
+    "flow_ttl": "no model server became free in time",
+    "flow_full": "too many requests wait",  # a bound was reached, and the request was worth least
+}
+"""What clients are told, by the label of the metric."""
 
 
 class Forecast(Struct, frozen=True, gc=False):
@@ -90,7 +93,9 @@ class Forecast(Struct, frozen=True, gc=False):
     most_answer_tokens: float = inf
     """The most tokens that the client lets the answer have."""
     choice: Any = None
-    """The forecaster's own choice behind the forecast, for the caller who sends the request at once."""
+    """The forecaster's own choice behind the forecast, or its error if no server can take the request, for
+    the caller who sends or refuses the request at once.
+    """
 
 
 class Forecaster(Protocol[T_contra]):
@@ -105,16 +110,11 @@ class Forecaster(Protocol[T_contra]):
 
     def forecast(self, payload: T_contra, *, now: float) -> Forecast:
         """Return the forecast for one request. If no server can take the request, the forecast is a wait
-        of 0, so that the request goes to the picker and is refused there.
+        of 0, so that the caller gets the error at once.
         """
 
 
-class Refusal(Struct, frozen=True, gc=False):
-    reason: RefusedFor
-    retry_after_s: int
-
-
-Decided = tuple[QueueItem[T], Forecast | Refusal]
+Decided = tuple[QueueItem[T], Forecast | FlowRefusedError]
 """A request that waited. It goes, as this forecast says, or is refused."""
 
 
@@ -128,7 +128,7 @@ class FlowControl(Generic[T]):
         """Tokens that went lately, for Retry-After."""
         self.let_go_tokens: dict[str, int] = {}
         """Tokens since the start, by tenant. Callers only read them."""
-        self._answers = AnswerLengths()
+        self.answers = AnswerLengths()
         self._draining = False
         self._search_at = inf
         """The latest time of the next search."""
@@ -154,11 +154,11 @@ class FlowControl(Generic[T]):
         left_s: float,
         longest_s: float,
         now: float,
-    ) -> TenantFlow[T] | QueueItem[T] | Refusal:
+    ) -> TenantFlow[T] | QueueItem[T]:
         """Decide about a new request. Return the flow of the tenant that is charged for it, if it goes at
-        once; most requests do. Return its item if it waits: `next` returns the request later. Return a
-        refusal if the request would come too late, or is worth least of too many. The request may push out
-        waiting requests: `next` returns those.
+        once; most requests do. Return its item if it waits: `next` returns the request later. Raises
+        FlowRefusedError if the request would come too late, or is worth least of too many. The request may
+        push out waiting requests: `next` returns those.
 
         left_s: the time to its deadline. longest_s: the longest time that the request can wait, whatever the
         settings say.
@@ -167,7 +167,7 @@ class FlowControl(Generic[T]):
         priority = flow.band.priority
         fate = self._decide(forecast, left_s)
         if fate == "late":
-            return self._refusal(priority, forecast.tokens, "deadline", now=now)
+            raise self._error("flow_deadline", priority, forecast.tokens, now=now)
         if fate == "goes" and (self._draining or not self._queues.load.requests):
             self._charge(flow, forecast, now=now)
             return flow
@@ -187,7 +187,7 @@ class FlowControl(Generic[T]):
         )
         victims = self._queues.admit(item)
         if item in victims:
-            return self._refusal(priority, item.tokens, "full", now=now)
+            raise self._error("flow_full", priority, item.tokens, now=now)
         self._alarms.set(item, deadline - forecast.own_s)
         self._push_out(victims)
         self._search_at = now
@@ -199,23 +199,19 @@ class FlowControl(Generic[T]):
             self._queues.take(item)
         self._alarms.forget(item)
 
-    def answered(self, tenant: str, tokens: int) -> None:
-        """Take in how many tokens an answer had that this tenant got."""
-        self._answers.learn(tenant, tokens)
-
     def next(self, *, now: float) -> Decided[T] | None:
         """Return the next decision, about the most pressing request first. None: nothing more can be decided
         at this moment.
         """
         for item in self._alarms.due(now=_PUSHED_OUT if self._draining else now):
             if not item.waits:
-                return self._refused(item, "full", now=now)
+                return self._refused(item, "flow_full", now=now)
             if now >= item.expires_at:
-                return self._refused(item, "ttl", now=now)
+                return self._refused(item, "flow_ttl", now=now)
             forecast = self._forecaster.forecast(item.payload, now=now)
             left_s = item.deadline - now
             if self._decide(forecast, left_s) == "late":
-                return self._refused(item, "deadline", now=now)
+                return self._refused(item, "flow_deadline", now=now)
             self._alarms.set(item, now + max(LEAST_DELAY_S, left_s - forecast.own_s, _SHARE_OF_LEFT * left_s))
         return self._search(now=now) if len(self) else None
 
@@ -308,7 +304,7 @@ class FlowControl(Generic[T]):
                     forecast = self._forecaster.forecast(item.payload, now=now)
                     fate = self._decide(forecast, item.deadline - now)
                     if fate == "late":
-                        return self._refused(item, "deadline", now=now)
+                        return self._refused(item, "flow_deadline", now=now)
                     if fate == "goes":
                         return self._goes(item, forecast, now=now)
                     item.look_at = now + min(_PASSED_OVER_S, forecast.wait_s - HEADROOM_S)
@@ -328,7 +324,7 @@ class FlowControl(Generic[T]):
     def _charge(self, flow: TenantFlow[T], forecast: Forecast, *, now: float) -> None:
         """Charge the tenant for a request that goes now: its prompt, and what its answer will take."""
         tokens = forecast.tokens or 1
-        answer = self._answers.expected(flow.tenant, most=forecast.most_answer_tokens)
+        answer = self.answers.expected(flow.tenant, most=forecast.most_answer_tokens)
         cost = tokens + int(_ANSWER_WEIGHT * answer)
         flow.charge(cost)
         self._let_go.add(tokens, now=now)
@@ -340,12 +336,14 @@ class FlowControl(Generic[T]):
             self._alarms.forget(victim)
             self._alarms.set(victim, _PUSHED_OUT)
 
-    def _refused(self, item: QueueItem[T], reason: RefusedFor, *, now: float) -> Decided[T]:
+    def _refused(self, item: QueueItem[T], reason: str, *, now: float) -> Decided[T]:
         self.leave(item)
-        return item, self._refusal(item.priority, item.tokens, reason, now=now)
+        return item, self._error(reason, item.priority, item.tokens, now=now)
 
-    def _refusal(self, priority: int, tokens: int, reason: RefusedFor, *, now: float) -> Refusal:
+    def _error(self, reason: str, priority: int, tokens: int, *, now: float) -> FlowRefusedError:
         before = sum(band.load.tokens for band in self._queues.bands() if band.priority >= priority)
         rate = self._let_go.per_s(now=now)
         drain_s = (before + tokens) / rate if rate > 1e-3 else 0.0  # 0: unknown, since nothing went lately
-        return Refusal(reason, max(1, min(_MOST_RETRY_S, ceil(drain_s))))
+        retry_s = max(1, min(_MOST_RETRY_S, ceil(drain_s)))
+        message = f"{_REFUSED_FOR[reason]}; try again in {retry_s} s"
+        return FlowRefusedError(message, reason=reason, retry_after_s=retry_s)

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from epp.base.errors import FlowRefusedError
 from epp.config.flow import Flow, WaitingSettings
-from epp.picker.flow.control import HEADROOM_S, PATIENCE, FlowControl, Forecast, Refusal
-from epp.picker.flow.queues import QueueItem, TenantFlow
+from epp.picker.flow.control import HEADROOM_S, PATIENCE, FlowControl, Forecast
+from epp.picker.flow.queues import QueueItem
 from tests.unit.picker.flow.a_fleet import RATE, AFleet, Ask, FlowGateway
 
 MOST_FORECASTS = 4
@@ -97,24 +98,26 @@ class FlowMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.offered += 1
             forecast = self.fleet.forecast(ask, now=self.now)
-            fate = self.flow.offer(
-                ask,
-                forecast,
-                priority=priority,
-                tenant=tenant,
-                size_bytes=size_bytes,
-                left_s=ttft_s if ttft_s is not None else self.settings.deadline_seconds or inf,
-                longest_s=inf,
-                now=self.now,
-            )
-            if isinstance(fate, TenantFlow):
-                assert self.draining or (forecast.wait_s <= HEADROOM_S and not self.waiting)
-                self.fates["let go"] += 1
-                self.fleet.take(ask, now=self.now)
-            elif isinstance(fate, QueueItem):
-                self.waiting[fate.number] = fate
-            else:
+            try:
+                fate = self.flow.offer(
+                    ask,
+                    forecast,
+                    priority=priority,
+                    tenant=tenant,
+                    size_bytes=size_bytes,
+                    left_s=ttft_s if ttft_s is not None else self.settings.deadline_seconds or inf,
+                    longest_s=inf,
+                    now=self.now,
+                )
+            except FlowRefusedError:
                 self.fates["refused"] += 1
+            else:
+                if isinstance(fate, QueueItem):
+                    self.waiting[fate.number] = fate
+                else:
+                    assert self.draining or (forecast.wait_s <= HEADROOM_S and not self.waiting)
+                    self.fates["let go"] += 1
+                    self.fleet.take(ask, now=self.now)
             self.pump()
 
     @precondition(lambda self: self.waiting)
@@ -140,7 +143,7 @@ class FlowMachine(RuleBasedStateMachine):
 
     # -- what must be true of a verdict ----------------------------------------------------------------------
 
-    def decided(self, item: QueueItem[Ask], refusal: Forecast | Refusal) -> None:
+    def decided(self, item: QueueItem[Ask], refusal: Forecast | FlowRefusedError) -> None:
         assert self.waiting.pop(item.number) is item
         assert not item.waits
         if isinstance(refusal, Forecast):
@@ -149,13 +152,13 @@ class FlowMachine(RuleBasedStateMachine):
             self.fleet.take(item.payload, now=self.now)
             return
         self.fates["refused"] += 1
-        assert not self.draining or refusal.reason == "full"
+        assert not self.draining or refusal.reason == "flow_full"
         assert 1 <= refusal.retry_after_s <= 3600
         forecast = self.fleet.forecast(item.payload, now=self.now)
-        if refusal.reason == "deadline":
+        if refusal.reason == "flow_deadline":
             # Rounding can make the sums equal, although the forecast is longer than the time that was left.
             assert self.now + forecast.soonest_s >= item.deadline
-        elif refusal.reason == "ttl":
+        elif refusal.reason == "flow_ttl":
             assert self.now >= item.expires_at
         else:
             self.check_worth(item)

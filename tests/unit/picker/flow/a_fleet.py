@@ -5,9 +5,10 @@ part of a prompt.
 from dataclasses import dataclass
 from math import inf
 
+from epp.base.errors import FlowRefusedError
 from epp.config.flow import Flow
-from epp.picker.flow.control import Decided, FlowControl, Forecast, Refusal
-from epp.picker.flow.queues import QueueItem, TenantFlow
+from epp.picker.flow.control import Decided, FlowControl, Forecast
+from epp.picker.flow.queues import QueueItem
 
 RATE = 1000.0
 
@@ -71,7 +72,7 @@ class FlowGateway:
         self.fleet = fleet
         self.left_s = settings.deadline_seconds or inf
         self.let_go: list[QueueItem[Ask]] = []
-        self.refused: list[tuple[QueueItem[Ask], Refusal]] = []
+        self.refused: list[tuple[QueueItem[Ask], FlowRefusedError]] = []
 
     def offer(
         self,
@@ -85,22 +86,25 @@ class FlowGateway:
     ) -> QueueItem[Ask]:
         """Return the item of the request, whether the request goes, waits or is refused."""
         forecast = self.fleet.forecast(ask, now=now)
-        fate = self.flow.offer(
-            ask,
-            forecast,
-            priority=priority,
-            tenant=tenant,
-            size_bytes=size_bytes,
-            left_s=self.left_s if ttft_s is None else ttft_s,
-            longest_s=inf,
-            now=now,
-        )
+        item = an_item(ask=ask, priority=priority, tenant=tenant)
+        try:
+            fate = self.flow.offer(
+                ask,
+                forecast,
+                priority=priority,
+                tenant=tenant,
+                size_bytes=size_bytes,
+                left_s=self.left_s if ttft_s is None else ttft_s,
+                longest_s=inf,
+                now=now,
+            )
+        except FlowRefusedError as error:
+            self.carry_out((item, error), now=now)
+            return item
         if isinstance(fate, QueueItem):
             return fate
-        item = an_item(ask=ask, priority=priority, tenant=tenant)
-        if isinstance(fate, TenantFlow):
-            item.priority, item.tenant = fate.band.priority, fate.tenant
-        self.carry_out((item, fate if isinstance(fate, Refusal) else forecast), now=now)
+        item.priority, item.tenant = fate.band.priority, fate.tenant
+        self.carry_out((item, forecast), now=now)
         return item
 
     def pump(self, *, now: float) -> int:
@@ -122,7 +126,7 @@ class FlowGateway:
 
     def carry_out(self, decided: Decided[Ask], *, now: float) -> None:
         item, outcome = decided
-        if isinstance(outcome, Refusal):
+        if isinstance(outcome, FlowRefusedError):
             self.refused.append((item, outcome))
         else:
             self.fleet.take(item.payload, now=now)
@@ -157,4 +161,4 @@ def an_item(
 
 
 def reasons(gate: FlowGateway) -> list[str]:
-    return [refusal.reason for _, refusal in gate.refused]
+    return [refusal.reason.removeprefix("flow_") for _, refusal in gate.refused]

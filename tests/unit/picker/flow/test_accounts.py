@@ -58,7 +58,7 @@ def test_of_many_tenants_the_last_1024_are_remembered() -> None:
 
 def test_a_short_prompt_with_a_long_answer_is_charged_for_both() -> None:
     flow: FlowControl[Ask] = FlowControl(Flow(), AFleet(1))
-    flow.answered("long", 4000)
+    flow.answers.learn("long", 4000)
     for tenant, most in (("long", inf), ("bounded", 5.0)):
         forecast = Forecast(0.0, 0.0, 0.0, 10, most)
         flow.offer(

@@ -195,7 +195,9 @@ def test_a_request_that_no_server_can_take_goes_to_the_picker_at_once() -> None:
     queue = ModelQueue(picker, "m", Flow())
     waiting = held_at(queue, picker)
     picker.news.set_endpoints([], now=0.0)
-    assert queue.forecast(waiting, now=0.0) == Forecast(0.0, 0.0, 0.0, 1)
+    forecast = queue.forecast(waiting, now=0.0)
+    assert forecast == Forecast(0.0, 0.0, 0.0, 1, choice=forecast.choice)
+    assert isinstance(forecast.choice, PickError)
 
 
 def test_people_see_the_tenants_with_most_tokens_and_others_under_one_name() -> None:
