@@ -6,8 +6,8 @@ import pytest
 
 from epp.config.flow import Flow
 from epp.picker.flow.control import FlowControl, Forecast
-from epp.picker.flow.queues import QueueItem, TenantFlow
-from tests.unit.picker.flow.a_fleet import SECOND, Ask, gateway, reasons
+from epp.picker.flow.queues import QueueItem
+from tests.unit.picker.flow.a_fleet import SECOND, AFleet, Ask, gateway, reasons
 
 
 def test_a_request_for_an_idle_server_goes_at_once() -> None:
@@ -124,33 +124,8 @@ def test_a_request_that_waits_for_its_deadline_costs_a_few_forecasts() -> None:
     assert gate.fleet.asked <= 3 * 101
 
 
-class IdleServers:
-    """Implements `Forecaster`, and reads nothing of a request."""
-
-    def least_wait_s(self, *, now: float) -> float:
-        return 0.0
-
-    def forecast(self, payload: object, *, now: float) -> Forecast:
-        return Forecast(0.0, 0.0, 0.0, 0)
-
-
-def test_a_request_is_an_opaque_object_that_the_decision_returns() -> None:
-    payload, servers = object(), IdleServers()
-    flow: FlowControl[object] = FlowControl(Flow(), servers)
-
-    def offer(wait_s: float) -> object:
-        forecast = Forecast(wait_s, wait_s, 0.0, 0)
-        return flow.offer(
-            payload, forecast, priority=0, tenant="", size_bytes=0, left_s=2.0, longest_s=inf, now=3.0
-        )
-
-    item = offer(1.0)
+def test_a_request_with_nothing_to_compute_counts_as_one_token() -> None:
+    flow, cached = FlowControl[Ask](Flow(), AFleet(1)), Forecast(1.0, 1.0, 0.0, 0)
+    item = flow.offer(SECOND, cached, priority=0, tenant="", size_bytes=0, left_s=2.0, longest_s=inf, now=3.0)
     assert isinstance(item, QueueItem)
-    assert item.payload is payload
-    assert (item.arrived_at, item.deadline, item.expires_at) == (3.0, 5.0, 33.0)
-    assert item.tokens == 1, "each request counts as one token at least"
-    other = offer(0.0)
-    assert isinstance(other, QueueItem), "another waits"
-    idle = servers.forecast(payload, now=3.0)
-    assert [flow.next(now=3.0), flow.next(now=3.0)] == [(item, idle), (other, idle)]
-    assert isinstance(offer(0.0), TenantFlow)
+    assert (item.payload, item.tokens) == (SECOND, 1)
