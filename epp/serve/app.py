@@ -32,9 +32,8 @@ from epp.observe.tracing import start as tracing
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.protocol.http_events import BodyRoom
-from epp.serve import parts
+from epp.serve import inputs
 from epp.serve.envoy import files
-from epp.serve.inputs import certificate_watch, load_inputs, watchers
 from epp.serve.state_report import dry_run_of, status_of
 from epp.serve.upkeep import Upkeep
 from epp.sources.files.endpoints_file import Listed
@@ -62,7 +61,7 @@ class App:
         self._config = config
         self._worker = worker
         self._log_counts = setup_logging(config.log).counts
-        self._inputs = load_inputs(config, tolerant=True)
+        self._inputs = inputs.load_inputs(config, tolerant=True)
         self._draining = False
         self._watchers: list[FileWatcher[Any]] = []
         self._endpoints_known = False
@@ -74,13 +73,13 @@ class App:
             DEFAULT_POLICY,
             rng=rng,
             unix_offset_s=unix_offset_s,
-            secret=parts.hash_secret(config, hub=hub),
+            secret=inputs.hash_secret(config, hub=hub),
             refuses_unknown_models=config.models.unknown == "NotFound",
         )
         self._use_policy(self._inputs.policy)
         self._gate = Gate(self._picker)
         self._sharing = sharing.make(self._picker, config.sharing, hub=hub, keep=sources.keep)
-        self._exact = parts.exact_mode(config, self._picker)
+        self._exact = inputs.exact_mode(config, self._picker)
         self._make_sources()
         self._eds_file = Path(config.envoy.eds_file) if config.envoy.eds_file and worker == 0 else None
         self._misses = Misses(self._picker)
@@ -165,12 +164,12 @@ class App:
             policy=lambda: self._picker.policy,
         )
         self._room = BodyRoom(config.streams.max_held_body_bytes)
-        self._listen = parts.listen(config, worker=self._worker)
+        self._listen = inputs.listen(config, worker=self._worker)
         self._server = ExtProcServer(
             self._picker,
             listen=self._listen,
             gate=self._gate,
-            settings=parts.stream_settings(config, self._room, traced=self._tracer is not None),
+            settings=inputs.stream_settings(config, self._room, traced=self._tracer is not None),
         )
 
     def _write_for_envoy(self) -> None:
@@ -214,18 +213,16 @@ class App:
         if self._cluster is not None:
             keep("kubernetes", self._cluster.run, name="cluster")
         if config.listen.tls is not None:
-            certificate = certificate_watch(config.listen.tls, self._metrics)
+            certificate = inputs.certificate_watch(config.listen.tls, self._metrics)
             keep("file", certificate.run, name="watch of the certificate")
         on_policy = self._use_policy if self._cluster is None else self._cluster.set_default
-        self._watchers = [
-            *watchers(
-                config,
-                self._inputs,
-                self._metrics,
-                on_endpoints=self._on_endpoints_file,
-                on_policy=on_policy,
-            )
-        ]
+        self._watchers = inputs.watchers(
+            config,
+            self._inputs,
+            self._metrics,
+            on_endpoints=self._on_endpoints_file,
+            on_policy=on_policy,
+        )
         for watcher in self._watchers:
             keep("file", watcher.run, name=f"watcher of {watcher.path}")
         if self._sharing is not None:

@@ -21,11 +21,9 @@ from epp.base.types import Address
 from epp.config.policy import RuleName
 from epp.config.settings import load_config
 from epp.observe.telemetry.logs import setup_logging
-from epp.serve import preflight, process
 from epp.serve.admin_commands import fetch, record, table
 from epp.serve.envoy.bootstrap import bootstrap
 from epp.serve.envoy.files import write_first, write_if_changed
-from epp.serve.process import Supervisor
 
 _DESCRIPTION = """\
 This endpoint picker for Envoy routes each LLM request to the model server that can answer soonest.
@@ -229,7 +227,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _up(args: argparse.Namespace) -> int:
     """Run the picker and Envoy before model servers, without a cluster, until Ctrl-C ends both."""
-    from epp.serve import up  # noqa: PLC0415 - see `_serve`
+    from epp.serve import process, up  # noqa: PLC0415 - see `_serve`
 
     for flag, address in (("--port", args.port), ("--page", args.page)):
         if why := up.unusable(address):
@@ -304,7 +302,8 @@ def _envoy_config(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     """Check the configuration, policy, endpoints, certificates and folders."""
-    from epp.serve.inputs import load_inputs  # noqa: PLC0415 - see `_serve`
+    from epp.serve import preflight  # noqa: PLC0415 - see `_serve`
+    from epp.serve.inputs import load_inputs  # noqa: PLC0415 - as above
 
     config = load_config(args.config)
     inputs = load_inputs(config)
@@ -331,16 +330,16 @@ def _check(args: argparse.Namespace) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     """Run the picker. On SIGTERM it lets the requests in flight end, then stops."""
-    config = load_config(args.config)
-    process.raise_file_limit()
-    from epp.serve import app  # noqa: PLC0415 - it imports everything, which other commands need not wait for
+    from epp.serve import app, process  # noqa: PLC0415 - they import everything, which other commands need not wait for
     from epp.serve.inputs import load_inputs  # noqa: PLC0415 - as above
 
+    config = load_config(args.config)
+    process.raise_file_limit()
     if args.worker is None and config.workers > 1:
         setup_logging(config.log)
         load_inputs(config, tolerant=True)  # report a fault once, not once for each worker
         meet = config.sharing.redis is None
-        return asyncio.run(Supervisor(config_path=args.config, count=config.workers, meet=meet).run())
+        return asyncio.run(process.Supervisor(config_path=args.config, count=config.workers, meet=meet).run())
     if args.worker is not None:
         process.follow_parent()
     served = app.App(config, worker=args.worker or 0, hub=args.hub)

@@ -1,26 +1,40 @@
-"""Reads the files that the configuration names, the policy and the endpoints, at start and again when they
-change.
+"""Reads what a picker is made of: the files of the policy and of the endpoints, at start and again when they
+change, the hash secret, and the settings of its parts that follow from the configuration.
 """
 
+from __future__ import annotations
+
 import logging
-from collections.abc import Callable, Iterator
+import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from epp.base.errors import ConfigError
 from epp.config.policy import DEFAULT_POLICY, Policy, load_policy
-from epp.config.reading import read_file
-from epp.config.sections import Tls
+from epp.config.reading import read_file, read_secret
+from epp.config.sections import Listen, Tls
 from epp.config.settings import Config
+from epp.config.sharing import SIGNING_KEY
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.tracing import start as tracing
+from epp.picker.picker import Picker
+from epp.picker.prefix_index.secret import KEY_BYTES, HashSecret, derived
+from epp.protocol.http_events import BodyRoom
+from epp.protocol.settings import StreamSettings
+from epp.request.blocked import BlockedPaths
 from epp.request.rewriting import Rewrites
 from epp.sources.files.endpoints_file import Listed, load_endpoints
 from epp.sources.files.watch import CertificateWatch, FileWatcher
 from epp.sources.kube.api import require
 from epp.sources.sharing import service as sharing
+
+if TYPE_CHECKING:
+    from epp.sources.kvevents.service import ExactService  # needs ZeroMQ, which is an extra
 
 _log = logging.getLogger("epp")
 
@@ -93,24 +107,19 @@ def watchers(
     *,
     on_endpoints: Callable[[Listed], None],
     on_policy: Callable[[Policy], None],
-) -> Iterator[FileWatcher[Any]]:
+) -> list[FileWatcher[Any]]:
     """Return the watchers that follow the configured files from now on."""
-    if config.endpoints_file:
-        yield FileWatcher(
-            Path(config.endpoints_file),
-            parse=partial(load_endpoints, source=config.endpoints_file),
-            on_change=on_endpoints,
-            on_result=_counted(metrics, "endpoints"),
-            applied=inputs.endpoints_text,
-        )
-    if config.policy_file:
-        yield FileWatcher(
-            Path(config.policy_file),
-            parse=partial(file_policy, config=config),
-            on_change=on_policy,
-            on_result=_counted(metrics, "policy"),
-            applied=inputs.policy_text,
-        )
+    listed = partial(load_endpoints, source=config.endpoints_file)
+    policy = partial(file_policy, config=config)
+    files: tuple[tuple[str, str, Callable[[bytes], Any], Callable[[Any], None], bytes | None], ...] = (
+        ("endpoints", config.endpoints_file, listed, on_endpoints, inputs.endpoints_text),
+        ("policy", config.policy_file, policy, on_policy, inputs.policy_text),
+    )
+    return [
+        FileWatcher(Path(path), parse=parse, on_change=use, on_result=_counted(metrics, source), applied=text)
+        for source, path, parse, use, text in files
+        if path
+    ]
 
 
 def certificate_watch(tls: Tls, metrics: Metrics) -> CertificateWatch:
@@ -127,3 +136,60 @@ def _counted(metrics: Metrics, source: str) -> Callable[[bool], None]:
         counts.reload_ok[source] = ok
 
     return on_result
+
+
+# -- what follows from the configuration ---------------------------------------------------------------------
+
+BESIDE_HUB: Final = "hash-secret"
+"""Name of the file beside the workers' socket. The process that starts the workers writes one secret there
+for all of them.
+"""
+
+
+def exact_mode(config: Config, picker: Picker) -> ExactService | None:
+    if config.exact_mode is None:
+        return None
+    from epp.sources.kvevents import service  # noqa: PLC0415 - nothing of exact mode is loaded without it
+
+    return service.make(picker, config.exact_mode)
+
+
+def listen(config: Config, *, worker: int) -> Listen:
+    address = config.listen.addresses(workers=config.workers)[worker]
+    return msgspec.structs.replace(config.listen, address=address)
+
+
+def stream_settings(config: Config, room: BodyRoom, *, traced: bool) -> StreamSettings:
+    return StreamSettings(
+        max_body_bytes=config.envoy.max_body_bytes,
+        room=room,
+        blocked=BlockedPaths(config.closed_paths),
+        hold_streams=config.holds_streams,
+        caller=config.caller,
+        conformance_headers=config.conformance_headers,
+        retries_once=config.caller.own_config and config.envoy.num_retries == 1,
+        mode_override=config.streams.mode_override,
+        longest_delay_s=config.asks_for_s,
+        given_delay_s=config.gives_s,
+        answers_list=config.models.answer_list,
+        traced=traced,
+    )
+
+
+def hash_secret(config: Config, *, hub: Path | None) -> HashSecret:
+    """Return the hash secret of this process: from a file, from the pool's signing key, from the process that
+    started this one, or a random one. Raises ConfigError if the file cannot be used.
+    """
+    if config.hash_secret_file:
+        return derived(read_secret(config.hash_secret_file, field="hashSecretFile"))
+    redis = config.sharing.redis
+    if redis is not None and redis.signing_key_file:
+        return derived(read_secret(redis.signing_key_file, field=SIGNING_KEY))
+    if redis is None and hub is not None and (beside := hub.with_name(BESIDE_HUB)).exists():
+        return HashSecret(beside.read_bytes(), made_here=True)
+    return HashSecret(secrets.token_bytes(KEY_BYTES), made_here=True)
+
+
+def write_beside(hub: Path) -> None:
+    """Write one secret for all workers that meet at this socket. Only this user may enter the folder."""
+    hub.with_name(BESIDE_HUB).write_bytes(secrets.token_bytes(KEY_BYTES))

@@ -18,7 +18,7 @@ from epp.config.dialects import WAIT_SHARE
 from epp.config.policy import Policy
 from epp.config.reading import paths_of
 from epp.config.settings import Config
-from epp.serve.parts import hash_secret
+from epp.serve.inputs import hash_secret
 from epp.sources.files.watch import check_tls
 from epp.sources.scraping.page_client import ApiKey
 

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
-from epp.serve.parts import write_beside
+from epp.serve.inputs import write_beside
 from epp.sources.sharing.hub import Hub
 
 # Numbers from glibc's malloc.h.

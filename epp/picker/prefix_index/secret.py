@@ -3,7 +3,7 @@ hashes.
 
 All pickers that share a table need the same secret. The secret comes from a file, or is derived from the key
 that signs the pool's messages, or is made at start. Pickers that made a secret of their own then agree on one
-(`epp.sources.sharing.service`). Pure values; `epp.serve.parts` reads the file.
+(`epp.sources.sharing.service`). Pure values; `epp.serve.inputs` reads the file.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from epp.config.sharing import Redis, Sharing
 from epp.picker.prefix_index.secret import derived
 from epp.protocol.http_events import BodyRoom
 from epp.request.parse import API_PATHS
-from epp.serve.parts import hash_secret, listen, stream_settings, write_beside
+from epp.serve.inputs import hash_secret, listen, stream_settings, write_beside
 
 
 def config(**fields: Any) -> Config:
