@@ -3,7 +3,7 @@
 `in_flight: int = gauge("epp_endpoint_in_flight", "Requests ...")` is a whole declaration in a dataclass. The
 field begins at 0, or with no series if its values have labels, unless `default` or `default_factory` says
 otherwise, as in `dataclasses.field`.
-`telemetry.catalog` says where the objects with such fields are, and reads them. A field may hold:
+`telemetry.metrics` says where the objects with such fields are, and reads them. A field may hold:
 - a number, or None if there is nothing to show;
 - text, which becomes the value of a label, while the value of the series is always 1;
 - a mapping from label values (one, or a tuple of several) to numbers;

@@ -16,7 +16,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from epp.observe.telemetry import catalog
+from epp.observe.telemetry.metrics import METRICS
 from tests.charts.rendering import GATEWAY, Helm, of_kind
 from tests.harness.gateway import running_bootstrap
 from tests.harness.ports import free_port
@@ -41,7 +41,7 @@ _GROUPING: Final = re.compile(r"\b(?:by|without|on)\s*\(([^)]*)\)")
 def known() -> dict[str, set[str]]:
     """Map each metric of the picker, named as Prometheus stores it, to its labels."""
     found: dict[str, set[str]] = {name: set() for name in PROCESS}
-    for spec in catalog.METRICS:
+    for spec in METRICS:
         names = (
             [f"{spec.name}_{end}" for end in ("bucket", "sum", "count")]
             if spec.kind == "histogram"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from epp.observe.telemetry import catalog
+from epp.observe.telemetry.metrics import METRICS
 from tests.charts.rendering import (
     GATEWAY,
     MODEL_SERVER,
@@ -65,7 +65,7 @@ def test_keda_follows_pools_saturation_in_place_of_autoscaler_of_its_own(helm: H
     assert trigger["metadata"]["ignoreNullValues"] == "false", "a lost Prometheus must remove no server"
     series = f'epp_pool_saturation{{namespace="{NAMESPACE}"}}'
     assert trigger["metadata"]["query"] == f"max(avg_over_time({series}[1m]) and {series})"
-    assert "epp_pool_saturation" in {spec.name for spec in catalog.METRICS}
+    assert "epp_pool_saturation" in {spec.name for spec in METRICS}
     behavior = scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 600
 

@@ -11,7 +11,7 @@ import msgspec
 from epp.config.policy import API_VERSION, KIND, PolicySpec
 from epp.config.reading import Strict
 from epp.config.settings import Config
-from epp.observe.telemetry.catalog import GROUPS
+from epp.observe.telemetry.metrics import GROUPS
 from tests.reference.crd import crd_yaml
 from tests.reference.schema import definitions
 

@@ -13,7 +13,7 @@ import yaml
 
 from epp.config.policy import PolicySpec
 from epp.config.settings import Config
-from epp.observe.telemetry import catalog
+from epp.observe.telemetry.metrics import METRICS
 from epp.serve import cli as picker
 from model_server import cli as server
 from tests.unit.docs.pages import PAGES, REPOSITORY, Page
@@ -101,7 +101,7 @@ def words_of(line: str) -> list[str]:
 
 def metrics() -> set[str]:
     found: set[str] = set()
-    for spec in catalog.METRICS:
+    for spec in METRICS:
         found |= {spec.name, *(f"{spec.name}_{end}" for end in ("bucket", "sum", "count"))}
     return found
 

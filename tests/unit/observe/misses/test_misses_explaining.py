@@ -15,7 +15,7 @@ from epp.config.policy import PolicySpec
 from epp.config.settings import Config
 from epp.observe.misses.accounts import CAUSES, EVICTED, NEW, TAIL, Accounts
 from epp.observe.misses.finding import Misses, Seen, SentPrompt
-from epp.observe.telemetry.catalog import METRICS
+from epp.observe.telemetry.metrics import METRICS
 from epp.picker.picker import Picker
 from epp.serve.admin_commands import table
 from tests.unit.observe.misses.answered import served

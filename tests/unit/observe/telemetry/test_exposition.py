@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import Metric
 
 from epp.base.metric import counter, gauge, histogram
-from epp.observe.telemetry.catalog import MetricGroup, families
 from epp.observe.telemetry.counts import Distribution
+from epp.observe.telemetry.metrics import MetricGroup, families
 
 BUCKETS = (0.001, 0.5, 1.0, 60.0)
 BOUNDS = st.sampled_from(BUCKETS)

@@ -8,9 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from epp.base.errors import BadRequestError, NoEndpointError
 from epp.base.types import EndpointName
-from epp.observe.telemetry import catalog
 from epp.observe.telemetry.decisions import DecisionRing, RefusalRecord
-from epp.observe.telemetry.metrics import Metrics
+from epp.observe.telemetry.metrics import METRICS, Metrics
 from epp.observe.telemetry.picker_state import (
     EndpointStatus,
     PickerStatus,
@@ -223,7 +222,7 @@ def test_every_declared_metric_is_served(shown: Shown) -> None:
     fast = EndpointStatus(name=EndpointName("a"), address=HERE.text, prefill_tokens_per_s=9000.0)
     flow = FlowStatus(model="m", oldest_s=0.0, requests={}, tokens={})
     shown.status = replace(shown.status, endpoints=(fast,), flow=(flow,))
-    specs = {spec.name: spec for spec in catalog.METRICS}
+    specs = {spec.name: spec for spec in METRICS}
     served = {
         family.name + ("_total" if family.type == "counter" else ""): family
         for family in shown.metrics.collect()

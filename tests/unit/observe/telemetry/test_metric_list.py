@@ -4,8 +4,8 @@ import re
 from collections import Counter
 
 from epp.base.types import EndpointName
-from epp.observe.telemetry.catalog import GROUPS, METRICS, objects
 from epp.observe.telemetry.counts import ProcessCounts, RequestCounts, ServerCounts
+from epp.observe.telemetry.metrics import GROUPS, METRICS, objects
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus, SharingStatus
 from epp.observe.telemetry.pool_status import PoolStatus
 from epp.picker.flow.accounts import FlowStatus
