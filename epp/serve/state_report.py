@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from epp.observe.telemetry import picker_state as shown
 from epp.picker.picker import Picker
 from epp.sources.scraping.scraper import ScrapeAge, Scraper
 from epp.sources.sharing.service import SharingService
+from epp.sources.sharing_status import SharingStatus
 
 if TYPE_CHECKING:
     from epp.sources.kvevents.service import ExactService  # needs ZeroMQ, which is an extra
@@ -92,18 +94,10 @@ def endpoints_of(
     return tuple(found)
 
 
-def _sharing(service: SharingService) -> shown.SharingStatus:
-    counts = service.exchange.counts
-    return shown.SharingStatus(
-        connected=service.connected,
-        peers=service.exchange.listener.peers,
-        sent_events=counts.sent,
-        dropped_events=counts.dropped,
-        applied_events=counts.applied,
-        skipped=dict(counts.skipped),
-        gaps=counts.gaps,
-        errors=dict(counts.errors),
-    )
+def _sharing(service: SharingService) -> SharingStatus:
+    found = deepcopy(service.exchange.counts)
+    found.connected, found.peers = service.connected, service.exchange.listener.peers
+    return found
 
 
 def dry_run_of(picker: Picker) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ from epp.base.metric import Metric
 from epp.base.types import EndpointName
 from epp.observe.telemetry.counts import Distribution, ProcessCounts, RequestCounts, ServerCounts
 from epp.observe.telemetry.decisions import DecisionRing, RefusalRecord
-from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus, SharingStatus, StatusSource
+from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus, StatusSource
 from epp.observe.telemetry.pool_status import PoolStatus, pools_of
 from epp.picker.decision import Decision
 from epp.picker.events import (
@@ -45,6 +45,7 @@ from epp.picker.events import (
 )
 from epp.picker.flow.accounts import FlowStatus
 from epp.picker.prefix_index.reported import ExactModelStatus, ExactServerStatus, ExactStatus
+from epp.sources.sharing_status import SharingStatus
 
 _log = logging.getLogger("epp.requests")
 

@@ -10,8 +10,7 @@ shows how old an event is.
 """
 
 import enum
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Final, Literal, Protocol
 
 import msgspec
@@ -126,23 +125,6 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
 
 class MalformedBatchError(ValueError):
     """The bytes are not a batch of this format."""
-
-
-@dataclass(slots=True)
-class SharingCounts:
-    """Totals of one picker since its start."""
-
-    sent: int = 0
-    dropped: int = 0
-    """Events for which the queue had no room."""
-    applied: int = 0
-    skipped: Counter[str] = field(default_factory=lambda: Counter(stale=0, stranger=0, malformed=0))
-    """Events of others that were left out, by reason. stale: their endpoint lost its cache after they were
-    sent, or is another process now. stranger: this picker does not know their endpoint. malformed: batches
-    that could not be read."""
-    gaps: int = 0
-    errors: Counter[str] = field(default_factory=Counter)
-    """Failures of the link, by reason."""
 
 
 class LinkError(Exception):

@@ -41,13 +41,13 @@ from epp.sources.sharing.batches import (
     Batch,
     Event,
     Kept,
-    SharingCounts,
     channel_of,
     encode,
     identity_of,
     milliseconds,
 )
 from epp.sources.sharing.listener import Listener
+from epp.sources.sharing_status import SharingStatus
 
 LIFE_SIGN_S: Final = 1.0
 """A picker with nothing to send sends a sign of life this often."""
@@ -67,7 +67,7 @@ class Exchange:
 
     def __init__(self, picker: Picker, *, me: bytes, outbox_bytes: int = OUTBOX_BYTES) -> None:
         self.picker = picker
-        self.counts = SharingCounts()
+        self.counts = SharingStatus()
         self.listener = Listener(picker, self.counts, me=me, timeout_s=PEER_TIMEOUT_S)
         self._me = me
         self._limit_bytes = outbox_bytes
@@ -118,7 +118,7 @@ class Exchange:
             events.append(event)
             taken_bytes += size_bytes
         self.waiting_bytes -= taken_bytes
-        self.counts.sent += len(events)
+        self.counts.sent_events += len(events)
         self._batches += 1
         return encode(Batch(self._me, self._batches, milliseconds(now), events))
 
@@ -171,7 +171,7 @@ class Exchange:
             self._batches += 1
         while self.waiting_bytes > self._limit_bytes:
             self.waiting_bytes -= self._events.popleft()[1]
-            self.counts.dropped += 1
+            self.counts.dropped_events += 1
 
     def check_integrity(self) -> None:
         assert self.waiting_bytes == sum(size_bytes for _, size_bytes in self._events)

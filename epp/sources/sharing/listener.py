@@ -38,10 +38,10 @@ from epp.sources.sharing.batches import (
     SharedOver,
     SharedProved,
     SharedTrouble,
-    SharingCounts,
     decode_batch,
     identity_of,
 )
+from epp.sources.sharing_status import SharingStatus
 
 _MOST_OPEN: Final = 100_000
 """Most open requests of one other picker. Further ones are ignored."""
@@ -72,7 +72,7 @@ class _Peer:
 
 
 class Listener:
-    def __init__(self, picker: Picker, counts: SharingCounts, *, me: bytes, timeout_s: float) -> None:
+    def __init__(self, picker: Picker, counts: SharingStatus, *, me: bytes, timeout_s: float) -> None:
         self._picker = picker
         self._counts = counts
         self._me = me
@@ -139,12 +139,12 @@ class Listener:
         match event:
             case SharedProved(_, number):
                 if (request := peer.open.get(number)) is not None:
-                    self._counts.applied += 1
+                    self._counts.applied_events += 1
                     self._picker.guesses.prove(request.guess, now=now)
             case SharedOver():
                 request = peer.open.pop(event.number, None)
                 if request is not None:  # otherwise it began before this picker listened
-                    self._counts.applied += 1
+                    self._counts.applied_events += 1
                     self._close(request, event, at=at, now=now, current=current)
             case SharedFatal(_, body_hash, strikes):
                 if current:
@@ -181,7 +181,7 @@ class Listener:
         if process != identity_of(state):
             self._counts.skipped["stale"] += 1
             return None
-        self._counts.applied += 1
+        self._counts.applied_events += 1
         return state
 
     def _began(

@@ -1,13 +1,15 @@
 """Decisions and picks for tests of the pages that show them."""
 
+from collections import Counter
 from typing import Any
 
 from epp.base.types import Address, ApiKind, EndpointName, InferenceRequest
 from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
-from epp.observe.telemetry.picker_state import PickerStatus, SharingStatus
+from epp.observe.telemetry.picker_state import PickerStatus
 from epp.picker.decision import Candidate, Decision, Question
 from epp.picker.events import Answered, Began, Ended, Phase, Pick
+from epp.sources.sharing_status import SharingStatus
 
 HERE = Address("10.0.0.1", 8000)
 THERE = Address("fd00::2", 8000)
@@ -15,11 +17,9 @@ SHARING = SharingStatus(
     connected=True,
     peers=3,
     sent_events=6,
-    dropped_events=0,
     applied_events=7,
-    skipped={"stale": 2},
-    gaps=0,
-    errors={"timeout": 1},
+    skipped=Counter(stale=2),
+    errors=Counter(timeout=1),
 )
 
 
