@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, NewType
+from typing import Final, NamedTuple, NewType
 
 from msgspec import Struct
 
@@ -193,6 +193,15 @@ class ApiKind(enum.StrEnum):
     OTHER = "other"
 
 
+class Media(NamedTuple):
+    """Guesses at the tokens for which a hash or id stands, by kind. Documents are pictures, texts others."""
+
+    pictures: int = 0
+    sound: int = 0
+    films: int = 0
+    others: int = 0
+
+
 class InferenceRequest(Struct, frozen=True, gc=False):
     """The facts in a request body that matter for routing. The body is read once."""
 
@@ -206,11 +215,8 @@ class InferenceRequest(Struct, frozen=True, gc=False):
     """Size of the other prompts of a batch. They count as work and are not matched."""
     token_ids: bool = False
     """Whether the prompt came as token ids, so that four bytes are exactly one token."""
-    opaque_tokens: int = 0
-    """A first guess at the tokens for which hashes or ids stand in `prompt` (media, a stored conversation).
-    Without a prompt: those of an upload. 0: the bytes show all tokens."""
-    lasting_tokens: int = 0
-    """Those of `opaque_tokens` that stand for sound and films."""
+    media: Media = Media()
+    """Without a prompt: those of an upload. All 0: the bytes show all tokens."""
     cache_salt: str = ""
     stream: bool = False
     max_tokens: int | None = None
@@ -238,8 +244,7 @@ class PromptSize(Struct, frozen=True, gc=False):
     text_bytes: int
     continuation_bytes: float = 0.0
     """The number of these bytes (`text_bytes`) that continue a letter beyond ASCII."""
-    opaque_tokens: int = 0
-    lasting_tokens: int = 0
+    media: Media = Media()
     """As in `InferenceRequest`."""
 
     def __add__(self, other: PromptSize) -> PromptSize:
@@ -247,8 +252,7 @@ class PromptSize(Struct, frozen=True, gc=False):
         return PromptSize(
             self.text_bytes + other.text_bytes,
             self.continuation_bytes + other.continuation_bytes,
-            self.opaque_tokens + other.opaque_tokens,
-            self.lasting_tokens + other.lasting_tokens,
+            Media(*map(sum, zip(self.media, other.media, strict=True))),
         )
 
 

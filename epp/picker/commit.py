@@ -283,7 +283,7 @@ class Commits:
             failures.failed(suspect, form, model, now=now)
         elif model and status not in (404, 501):
             failures.refused(pick.state, model, path_hash=pick.path_hash, now=now)
-        elif model and status == 404 and not (pick.prompt.size.opaque_tokens or pick.decision.unread):
+        elif model and status == 404 and not (any(pick.prompt.size.media) or pick.decision.unread):
             # If the body is opaque or unread, the 404 may mean a stored response that the body names.
             failures.lacks(pick.state, model, path_hash=pick.path_hash, now=now)
 

@@ -264,9 +264,10 @@ def estimated_tokens(size: PromptSize, terms: Terms) -> int:
     """Return the estimated tokens of one prompt, at least one for each 64 bytes.
     terms: see `TokenEstimate`.
     """
-    a, b, c, d = terms
-    seen, lasting = size.opaque_tokens - size.lasting_tokens, size.lasting_tokens
-    estimate = a * size.text_bytes + b * size.continuation_bytes + c * seen + d * lasting
+    a, b, c, d, e, f = terms
+    pictures, sound, films, others = size.media
+    of_text = a * size.text_bytes + b * size.continuation_bytes
+    estimate = of_text + c * pictures + d * sound + e * films + f * others
     return int(max(estimate, size.text_bytes / MOST_BYTES_PER_TOKEN))
 
 
@@ -284,17 +285,12 @@ def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize
     if request.kind is ApiKind.QUERY:
         return PromptSize(text_bytes=0)
     if not total:
-        if request.opaque_tokens:
-            return PromptSize(
-                text_bytes=min(body_bytes, 4096),
-                opaque_tokens=request.opaque_tokens,
-                lasting_tokens=request.lasting_tokens,
-            )
-        return PromptSize(text_bytes=min(body_bytes, _MOST_UNREAD_BYTES))
+        most = 4096 if any(request.media) else _MOST_UNREAD_BYTES
+        return PromptSize(min(body_bytes, most), media=request.media)
     if request.token_ids or not size:
         return PromptSize(text_bytes=total)
     # The stride is a multiple of six plus one, so the samples cannot stay in step with letters of two or
     # three bytes.
     sample = prompt[:: 6 * (size // (6 * _SAMPLE_BYTES)) + 1]
     continuing = 0 if sample.isascii() else len(sample) - len(sample.translate(None, CONTINUING))
-    return PromptSize(total, continuing * total / len(sample), request.opaque_tokens, request.lasting_tokens)
+    return PromptSize(total, continuing * total / len(sample), request.media)

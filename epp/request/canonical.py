@@ -23,9 +23,11 @@ import msgspec
 import xxhash
 from msgspec import Raw, Struct
 
+from epp.base.types import Media
+from epp.request._jsontext import text_of
 from epp.request.api_fields import ChatMessage
-from epp.request.jsontext import NO_RAW, first_byte, plain_text, text_bytes, token_bytes
-from epp.request.media import Guess, media_tokens
+from epp.request.jsontext import NO_RAW, first_byte, text_bytes, token_bytes
+from epp.request.media import media_tokens
 
 Piece = bytes | Raw
 """Bytes of a prompt. JSON that is part of the prompt as it was sent is copied only when all pieces are
@@ -144,7 +146,7 @@ def first_item(raw: Raw) -> int:
 def content_parts(
     raw: Raw,
     *,
-    media: list[Guess],
+    media: list[Media],
     thoughts: list[bytes] | None = None,
     system: bool = False,
     nested: bool = False,
@@ -174,7 +176,7 @@ def _without_billing(text: bytes) -> bytes:
     return text.partition(b"\n")[2] if text.startswith(_BILLING) else text
 
 
-def _part_bytes(raw: Raw, *, media: list[Guess], thoughts: list[bytes] | None, nested: bool) -> bytes | None:
+def _part_bytes(raw: Raw, *, media: list[Media], thoughts: list[bytes] | None, nested: bool) -> bytes | None:
     """Return the part's bytes. None: it leaves none here."""
     part = _DECODE_PART.decode(raw)
     kind = text_bytes(part.type) or (b"text" if present(part.text) else b"")
@@ -264,7 +266,7 @@ def _tokens(raw: Raw) -> bytes:
 
 
 def render_messages(
-    sections: list[Piece], messages: list[ChatMessage] | None, *, media: list[Guess], thinks: bool
+    sections: list[Piece], messages: list[ChatMessage] | None, *, media: list[Media], thinks: bool
 ) -> None:
     """Append the messages, as parts of a canonical prompt, to `sections`. media: as for `content_parts`.
     thinks: the API's thinking parts are thoughts of the assistant, and not texts of the content.
@@ -275,7 +277,7 @@ def render_messages(
         if role is None:
             raise UnfollowedError
         thoughts: list[bytes] = []
-        text = plain_text(message.content) if role != b"system" else None
+        text = text_of(message.content) if role != b"system" else None
         if text is None:
             parts = content_parts(
                 message.content,
@@ -337,7 +339,7 @@ class _Item(Struct, gc=False):
 _DECODE_ITEM = msgspec.json.Decoder(_Item)
 
 
-def render_items(sections: list[Piece], raw: Raw, *, media: list[Guess]) -> None:
+def render_items(sections: list[Piece], raw: Raw, *, media: list[Media]) -> None:
     """Append the items of the responses API: messages, thoughts, tool calls, outputs of tools. Of any other
     item only a hash counts.
     """
@@ -361,7 +363,7 @@ def render_items(sections: list[Piece], raw: Raw, *, media: list[Guess]) -> None
             if first_byte(item.output) in b'"[':
                 known.append(PART.join(content_parts(item.output, media=media)))
             if not known:
-                media.append((1 + len(memoryview(each)) // 4, False))
+                media.append(Media(others=1 + len(memoryview(each)) // 4))
             sections += (
                 label(kind),
                 FIELD.join(known) if known else fingerprint(each),

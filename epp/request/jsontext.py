@@ -64,18 +64,11 @@ _MOST_NAME_BYTES: Final = 8192
 """A longer name is ignored where no more of a body is read."""
 
 
-def plain_text(value: Raw) -> bytes | None:
-    """Return the UTF-8 of one JSON value that is a string. None: it is not a string, or it may not be well
-    formed.
-    """
-    return text_of(value)
-
-
 def text_bytes(value: Raw) -> bytes | None:
     """Return the UTF-8 of one JSON value if it is a string, else None. Raise DecodeError if the string is
     malformed.
     """
-    text = plain_text(value)
+    text = text_of(value)
     if text is not None or first_byte(value) != _QUOTE:
         return text
     return _DECODE_TEXT.decode(value).encode()

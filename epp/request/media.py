@@ -1,12 +1,12 @@
 """First guesses at the tokens of media, by the size of a picture or the length of a recording.
 
-`TokenEstimate` learns from `usage` by which factors a model differs, one for what is seen and one for what
-lasts (sound and films), so a guess has to be in proportion, not right. Pictures: a token for each square of
-28 pixels, 4 to 16,384 in all (Qwen2-VL, `min_pixels` and `max_pixels`). Sound: 25 tokens a second
-(Qwen2-Audio), at the rate in a WAV's header or at 128 kbit/s. Films: 256 tokens a second, at 2 Mbit/s. Only
-headers are decoded: a JPEG's size is searched in its first `_MOST_SEGMENTS` segments, and a picture with
-JSON's escaped slash in the base64 of its header counts as `UNKNOWN`. All media of a request together count as
-at most `MOST_TOKENS`. Pure. Called by `canonical` and `parse`.
+`TokenEstimate` learns from `usage` by which factor a model differs in each kind, so a guess has to be in
+proportion, not right. Pictures: a token for each square of 28 pixels, 4 to 16,384 in all (Qwen2-VL,
+`min_pixels` and `max_pixels`). Sound: 25 tokens a second (Qwen2-Audio), at the rate in a WAV's header or at
+128 kbit/s. Films: 256 tokens a second, at 2 Mbit/s. Only headers are decoded: a JPEG's size is searched in
+its first `_MOST_SEGMENTS` segments, and a picture with JSON's escaped slash in the base64 of its header
+counts as `UNKNOWN_TOKENS`. All media of a request together count as at most `MOST_TOKENS`. Pure. Called by
+`canonical` and `parse`.
 """
 
 import binascii
@@ -16,9 +16,9 @@ from typing import Final
 
 from msgspec import Raw
 
-Guess = tuple[int, bool]
-"""Tokens, and whether they grow with time, as those of sound and films do."""
-UNKNOWN: Final = (1024, False)
+from epp.base.types import Media
+
+UNKNOWN_TOKENS: Final = 1024
 """The guess for media of unknown size (900 x 900 pixels), and for a stored conversation."""
 SOUND_BYTES: Final = 640
 """Bytes for each token of sound."""
@@ -34,25 +34,32 @@ _HEADER_BYTES: Final = 32
 _MOST_SEGMENTS: Final = 12
 
 
-def media_tokens(part: Raw, *, kind: bytes, measured: bool) -> Guess:
+def media_tokens(part: Raw, *, kind: bytes, measured: bool) -> Media:
     """Return the guess for a part of a content. kind: its type. measured: by its header, if it has one."""
     view = memoryview(part)
     start = bytes(view[:_SEARCHED_BYTES])
     both = start + bytes(view[-_SEARCHED_BYTES:])
     text = measured and (b"document" in kind or b"file" in kind) and _TEXT.search(both)
     found = _DATA.search(start) if measured and not text else None
-    if found is None:
-        return UNKNOWN if _SHOWN.search(kind) and not text else (1 + len(view) // 4, False)
-    data = view[found.end() :]
+    if found is None and (text or not _SHOWN.search(kind)):
+        return Media(others=1 + len(view) // 4)
+    tokens = _measured(view[found.end() :], kind) if found else UNKNOWN_TOKENS
+    if b"audio" in kind:
+        return Media(sound=tokens)
+    return Media(films=tokens) if b"video" in kind else Media(pictures=tokens)
+
+
+def _measured(data: memoryview, kind: bytes) -> int:
+    """Return the tokens of a sound, film or picture. data: base64, and what follows it in the body."""
     head, size = _decoded(data, 0, _HEADER_BYTES), len(data) * 3 // 4
     if b"audio" in kind:
         rate = unpack_from("<I", head, 28)[0] if head[8:12] == b"WAVE" and len(head) == _HEADER_BYTES else 0
-        return 1 + (25 * size // rate if rate else size // SOUND_BYTES), True
+        return 1 + (25 * size // rate if rate else size // SOUND_BYTES)
     if b"video" in kind:
-        return 1 + size // _FILM_BYTES, True
+        return 1 + size // _FILM_BYTES
     width, height = _pixels(data, head) if len(head) == _HEADER_BYTES else (0, 0)
     squares = -(-width // _SQUARE) * -(-height // _SQUARE)
-    return (max(4, squares), False) if squares else UNKNOWN
+    return max(4, squares) if squares else UNKNOWN_TOKENS
 
 
 def _pixels(data: memoryview, head: bytes) -> tuple[int, ...]:

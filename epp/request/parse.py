@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Raw
 
 from epp.base.errors import BadRequestError
-from epp.base.types import ApiKind, InferenceRequest
+from epp.base.types import ApiKind, InferenceRequest, Media
 from epp.request import api_fields, canonical
 from epp.request._jsontext import plain_messages
 from epp.request.api_fields import Fields
@@ -38,7 +38,7 @@ from epp.request.jsontext import (
     text_bytes,
     too_costly,
 )
-from epp.request.media import MOST_TOKENS, SOUND_BYTES, UNKNOWN, Guess
+from epp.request.media import MOST_TOKENS, SOUND_BYTES, UNKNOWN_TOKENS
 
 COSTLY: Final = "costly_body"
 """Why a body was not read: reading it would delay all other requests."""
@@ -69,6 +69,7 @@ _UNREADABLE: Final = (
 
 _EMBEDDING_CHARS: Final = 10_923
 """Base64 of one token's embedding of 4,096 numbers of two bytes."""
+_NO_MEDIA: Final = Media()
 _NO_FIELDS: Final = (NO_RAW,) * 7
 """The fields of `BESIDE_MESSAGES`, if none came."""
 
@@ -145,9 +146,7 @@ def skim_request(path: str, body: Body, *, unread: str = "") -> InferenceRequest
     if tokens := _upload_tokens(body):
         place = model_in_form(body) if is_form(body) else None
         model = bounded_name(bytes(body[slice(*place)]).decode("utf-8", "replace")) if place else ""
-        return InferenceRequest(
-            kind=kind, model=model, opaque_tokens=tokens, lasting_tokens=tokens, unread=unread
-        )
+        return InferenceRequest(kind=kind, model=model, media=Media(sound=tokens), unread=unread)
     model = named = ""
     with suppress(*_UNREADABLE):
         asked, *ids = [Raw(body[at]) for at in places_of(body, "model", *_NAMING.get(kind, ()))]
@@ -232,7 +231,7 @@ def id_in_body(*values: Raw) -> str:
 def _parse_chat(asked: Fields, prompt: bytes = b"") -> InferenceRequest:
     """prompt: the messages, if they were read before."""
     messages: list[Piece] = [prompt]
-    media: list[Guess] = []
+    media: list[Media] = []
     if asked.messages:
         canonical.render_messages(messages, asked.messages, media=media, thinks=False)
     sections, shaped = messages, False
@@ -249,7 +248,7 @@ def _parse_chat(asked: Fields, prompt: bytes = b"") -> InferenceRequest:
 
 
 def _parse_messages(asked: Fields) -> InferenceRequest:
-    media: list[Guess] = []
+    media: list[Media] = []
     sections = canonical.raw_section(b"tools", asked.tools)
     if system := PART.join(canonical.content_parts(asked.system, media=media, system=True)):
         sections += (canonical.heading(b"system"), system)
@@ -259,10 +258,9 @@ def _parse_messages(asked: Fields) -> InferenceRequest:
 
 def _parse_responses(asked: Fields) -> InferenceRequest:
     sections: list[Piece] = []
-    media: list[Guess] = []
-    previous = text_bytes(asked.previous_response_id)
-    if previous:
-        media.append(UNKNOWN)
+    media: list[Media] = []
+    if previous := text_bytes(asked.previous_response_id):
+        media.append(Media(others=UNKNOWN_TOKENS))
         # The real prefix is only in the server's memory.
         # The id in front keeps these bytes from matching other prompts.
         sections += (canonical.label(b"previous"), canonical.OPAQUE, previous)
@@ -281,10 +279,10 @@ def _parse_responses(asked: Fields) -> InferenceRequest:
 
 
 def _parse_completions(asked: Fields) -> InferenceRequest:
-    prompts, embeds = canonical.read_prompts(asked.prompt), list[Guess]()
+    prompts, embeds = canonical.read_prompts(asked.prompt), list[Media]()
     if not present(asked.prompt) and present(asked.prompt_embeds):
         prompts = Prompts(canonical.label(b"embeds") + canonical.digest(asked.prompt_embeds))
-        embeds.append((1 + len(memoryview(asked.prompt_embeds)) // _EMBEDDING_CHARS, False))
+        embeds.append(Media(others=1 + len(memoryview(asked.prompt_embeds)) // _EMBEDDING_CHARS))
     shaped = any(map(present, api_fields.SHAPING_COMPLETIONS(asked)))
     return _request(ApiKind.COMPLETIONS, asked, prompts, embeds, max_tokens=asked.max_tokens, shaped=shaped)
 
@@ -293,7 +291,7 @@ def _parse_embeddings(asked: Fields) -> InferenceRequest:
     if present(asked.input):
         return _request(ApiKind.EMBEDDINGS, asked, canonical.read_prompts(asked.input))
     sections: list[Piece] = []
-    media: list[Guess] = []
+    media: list[Media] = []
     canonical.render_messages(sections, asked.messages, media=media, thinks=False)
     return _request(ApiKind.EMBEDDINGS, asked, sections, media)
 
@@ -329,7 +327,7 @@ def _request(
     kind: ApiKind,
     asked: Fields,
     prompts: Prompts | list[Piece],
-    media: Sequence[Guess] = (),
+    media: Sequence[Media] = (),
     *,
     max_tokens: int | None = None,
     shaped: bool = False,
@@ -339,10 +337,6 @@ def _request(
     """
     if isinstance(prompts, list):
         prompts = Prompts(b"".join(prompts))
-    opaque = lasting = 0
-    for tokens, lasts in media:
-        opaque += tokens
-        lasting += tokens if lasts else 0
     given = asked.cache_salt is not NO_RAW and present(asked.cache_salt)
     salt = name_in(asked.cache_salt) if given else ""
     if salt is None:
@@ -353,10 +347,16 @@ def _request(
         prompt=prompts.first,
         more_prompt_bytes=prompts.more_bytes,
         token_ids=prompts.token_ids,
-        opaque_tokens=min(MOST_TOKENS, opaque),
-        lasting_tokens=min(MOST_TOKENS, lasting),
+        media=_together(media) if media else _NO_MEDIA,
         cache_salt=salt,
         stream=asked.stream is True,
         max_tokens=None if max_tokens is not None and max_tokens < 0 else max_tokens,
         shaped=shaped,
     )
+
+
+def _together(media: Sequence[Media]) -> Media:
+    """Return the guesses of all parts, at most `MOST_TOKENS` in all."""
+    together = Media(*map(sum, zip(*media, strict=True)))
+    most = max(MOST_TOKENS, sum(together))
+    return Media(*[tokens * MOST_TOKENS // most for tokens in together])

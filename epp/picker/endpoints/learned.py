@@ -118,24 +118,26 @@ class TokenEstimate:
     """Estimates the tokens of a prompt without a tokenizer, for one model. Sizes are those of canonical
     prompts.
 
-        tokens = a * bytes + b * bytes that continue a letter beyond ASCII + c * guessed tokens of
-            pictures and the like + d * guessed tokens of sound and films
+        tokens = a * bytes + b * bytes that continue a letter beyond ASCII
+            + c * guessed tokens of pictures + d * of sound + e * of films + f * of others
 
-    The four factors are fitted by weighted least squares with sums that forget old samples, so a single odd
+    The six factors are fitted by weighted least squares with sums that forget old samples, so a single odd
     sample cannot change the estimate much. The estimate starts with the bytes per token of the policy. The
     mean of bytes per token over all traffic is kept too: it converts the size of a cache from tokens to bytes
     of prompts.
     """
 
-    __slots__ = ("_bytes", "_fit", "_start", "_tokens", "terms")
+    __slots__ = ("_bytes", "_fit", "_prior", "_tokens", "_trust", "terms")
 
     def __init__(self, *, start: float) -> None:
-        self._start = start
         self._tokens = PRIOR_TOKENS
         self._bytes = start * PRIOR_TOKENS
-        self._fit = LeastSquares(4)
-        self.terms: Terms = (1 / start, 0.0, 1.0, 1.0)
-        """The factors a, b, c and d."""
+        self._prior = (1 / start, 0.0, 1.0, 1.0, 1.0, 1.0)
+        # The guess is weakly believed: one request with a picture of 1,000 tokens has five times the weight.
+        self._trust = (self._bytes, self._bytes / 100, 50.0, 50.0, 50.0, 50.0)
+        self._fit = LeastSquares(len(self._prior))
+        self.terms: Terms = self._prior
+        """The factors a to f."""
 
     @property
     def bytes_per_token(self) -> float:
@@ -147,24 +149,19 @@ class TokenEstimate:
         Impossible samples are ignored, since all servers share this estimate.
         """
         # A tokenizer makes at most one token of a byte, and a chat template adds some. A film may be long.
-        most = 2.0 * size.text_bytes + 200.0 * size.opaque_tokens
+        guessed = sum(size.media)
+        most = 2.0 * size.text_bytes + 200.0 * guessed
         if size.text_bytes <= 0 or not max(1.0, size.text_bytes / MOST_BYTES_PER_TOKEN) <= tokens <= most:
             return
         self._bytes += size.text_bytes
         self._tokens += tokens
         # The estimate's error grows with the prompt, so a few large prompts must not outweigh the rest. A
         # guessed token is about as uncertain as those of two bytes.
-        weight = 1 / (size.text_bytes + 2 * size.opaque_tokens)
-        seen = size.opaque_tokens - size.lasting_tokens
-        sizes = (size.text_bytes, size.continuation_bytes, seen, size.lasting_tokens)
-        self._fit.add(sizes, tokens, weight=weight)
+        weight = 1 / (size.text_bytes + 2 * guessed)
+        self._fit.add((size.text_bytes, size.continuation_bytes, *size.media), tokens, weight=weight)
         if self._tokens > _KEEP_TOKENS:
             scale = _KEEP_TOKENS / self._tokens
             self._bytes *= scale
             self._tokens *= scale
             self._fit.scale(scale)
-        by_bytes = PRIOR_TOKENS * self._start
-        # The guess is weakly believed: one request with a picture of 1,000 tokens has five times the weight.
-        self.terms = self._fit.solve(
-            prior=(1 / self._start, 0.0, 1.0, 1.0), trust=(by_bytes, by_bytes / 100, 50.0, 50.0)
-        )
+        self.terms = self._fit.solve(prior=self._prior, trust=self._trust)

@@ -109,7 +109,7 @@ def map_prompt(
 
 def _render(inference: InferenceRequest, language: Language) -> tuple[str, Sequence[Text]]:
     """Return the server's version of a prompt of text, and the texts of the prompt. Raises UnmappedError."""
-    if inference.opaque_tokens or inference.kind not in (ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.MESSAGES):
+    if any(inference.media) or inference.kind not in (ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.MESSAGES):
         raise UnmappedError("content")
     if inference.kind is ApiKind.COMPLETIONS:
         rendered = _as_text(inference.prompt)

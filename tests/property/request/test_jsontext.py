@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from epp.request.jsontext import plain_text, token_bytes
+from epp.request._jsontext import text_of
+from epp.request.jsontext import token_bytes
 
 _ALPHABET = st.characters(codec="utf-8") | st.sampled_from(
     '"\\/\b\f\n\r\t\x00\x1f\x7f\x80\u07ff\u0800\uffff\U0001f600'
@@ -25,7 +26,7 @@ _PIECES = st.sampled_from(
 
 @given(text=st.text(_ALPHABET), ascii_only=st.booleans())
 def test_the_text_of_a_json_string_is_its_utf8(*, text: str, ascii_only: bool) -> None:
-    found = plain_text(msgspec.Raw(json.dumps(text, ensure_ascii=ascii_only).encode()))
+    found = text_of(msgspec.Raw(json.dumps(text, ensure_ascii=ascii_only).encode()))
     assert found == text.encode()
 
 
@@ -35,7 +36,7 @@ def test_the_text_of_a_json_string_is_its_utf8(*, text: str, ascii_only: bool) -
 @example(pieces=[b"\\u12", b"x4"])
 def test_text_is_read_as_the_decoder_reads_it_or_left_to_the_decoder(pieces: list[bytes]) -> None:
     token = b'"' + b"".join(pieces) + b'"'
-    found = plain_text(msgspec.Raw(token))
+    found = text_of(msgspec.Raw(token))
     try:
         decoded = msgspec.json.decode(token, type=str).encode()
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -62,4 +63,4 @@ def test_token_ids_are_read_as_the_decoder_reads_them(items: list[bytes], betwee
 
 @given(value=st.sampled_from([b"null", b"[]", b'["a"]', b"5", b"", b'"', b'"a']))
 def test_values_that_are_not_strings_are_left_to_the_decoder(value: bytes) -> None:
-    assert plain_text(msgspec.Raw(value)) is None
+    assert text_of(msgspec.Raw(value)) is None

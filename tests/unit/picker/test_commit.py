@@ -10,6 +10,7 @@ from epp.base.types import (
     EndpointMetrics,
     EndpointName,
     InferenceRequest,
+    Media,
     ModelCard,
     ModelList,
 )
@@ -126,7 +127,7 @@ def test_a_request_that_is_held_open_does_not_hold_its_prompt() -> None:
 
 def test_a_picture_teaches_the_tokens_of_pictures_and_not_of_text() -> None:
     picker = a_picker()
-    inference = InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=text("p"), opaque_tokens=500)
+    inference = InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=text("p"), media=Media(pictures=500))
     pick = picker.pick(Question(request_id="r", inference=inference), now=1.0)
     for _ in range(30):
         picker.on_feedback(pick, ResponseFeedback(prompt_tokens=5000), now=1.5)

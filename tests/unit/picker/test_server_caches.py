@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.base.types import ApiKind, InferenceRequest, PromptSize
+from epp.base.types import ApiKind, InferenceRequest, Media, PromptSize
 from epp.config.policy import Chunks
 from epp.picker.server_caches import Roots, prompt_size
 from epp.request.parse import parse_request
@@ -38,7 +38,7 @@ def request(prompt: bytes, *, more: int = 0, token_ids: bool = False) -> Inferen
 def test_a_short_prompt_is_measured_exactly(text: str) -> None:
     prompt = text.encode("utf-8", "ignore")
     letters = len(prompt.decode("utf-8"))
-    assert prompt_size(request(prompt)) == PromptSize(len(prompt), len(prompt) - letters, 0)
+    assert prompt_size(request(prompt)) == PromptSize(len(prompt), len(prompt) - letters)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_long_prompt_is_measured_by_a_sample_within_3_percent(
 
 
 def test_the_prompts_of_a_batch_are_summed_and_assumed_to_be_alike() -> None:
-    assert prompt_size(request("é".encode() * 50, more=300)) == PromptSize(400, 200.0, 0)
+    assert prompt_size(request("é".encode() * 50, more=300)) == PromptSize(400, 200.0)
 
 
 def test_token_ids_are_measured_by_their_bytes_alone() -> None:
@@ -71,6 +71,6 @@ def test_an_upload_counts_as_a_recording_of_its_size(size_bytes: int, expected: 
     form = b"--x\r\nContent-Disposition: form-data; name=file\r\n\r\n" + bytes(size_bytes)
     uploaded = parse_request("/v1/audio/transcriptions", form)
     size = prompt_size(uploaded, body_bytes=len(form))
-    assert (size.text_bytes, size.opaque_tokens) == (4096, expected)
+    assert size == PromptSize(4096, media=Media(sound=expected))
     asked = parse_request("/v1/rerank", b'{"model":"m","query":"foxes"}')
     assert prompt_size(asked, body_bytes=9000) == PromptSize(9000)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from epp.request.media import UNKNOWN
+from epp.base.types import Media
+from epp.request.media import UNKNOWN_TOKENS
 from tests.harness.steps import steps
 from tests.unit.request.asked import CHAT, parse
 
@@ -33,14 +34,14 @@ PICTURES = {
 
 
 def tokens(*parts: dict[str, Any]) -> int:
-    return parse(CHAT, messages=[{"role": "user", "content": list(parts)}]).opaque_tokens
+    return sum(parse(CHAT, messages=[{"role": "user", "content": list(parts)}]).media)
 
 
-def test_what_lasts_is_counted_beside_what_is_seen() -> None:
+def test_each_kind_of_media_is_counted_by_itself() -> None:
     sound = {"type": "input_audio", "input_audio": {"format": "mp3", "data": "A" * 4 * 16_000}}
-    asked = [{"role": "user", "content": [sound, by_data(jpeg(28, 56))]}]
-    read = parse(CHAT, messages=asked)
-    assert (read.opaque_tokens, read.lasting_tokens) == (76 + 4, 76)
+    film, other = by_data(bytes(6_000), kind="video"), {"type": "tool_reference", "tool_name": "a"}
+    asked = [{"role": "user", "content": [sound, by_data(jpeg(28, 56)), film, film, other]}]
+    assert parse(CHAT, messages=asked).media == Media(pictures=4, sound=76, films=14, others=12)
 
 
 def by_data(data: bytes, *, kind: str = "image") -> dict[str, Any]:
@@ -70,12 +71,12 @@ def test_a_picture_has_4_to_16384_tokens(side: int, expected: int) -> None:
         ),
         (by_data(bytes(600_000), kind="video"), 601),
         (by_data(b"RIFF\0\0\0\0WAVEfmt " + bytes(12) + pack("<I", 1) + bytes(99_000), kind="audio"), 16_384),
-        ({"type": "image_url", "image_url": {"url": "https://img.example/?data:text/"}}, UNKNOWN[0]),
-        ({"type": "image_url", "image_url": None, "uuid": "u1"}, UNKNOWN[0]),
-        (by_data(b"BM" + bytes(90)), UNKNOWN[0]),
-        (by_data(b"\xff\xd8" + b"\xff\xe0\0\2" * 99), UNKNOWN[0]),
-        (by_data(b"\x89PNG"), UNKNOWN[0]),
-        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,\u00e9=a"}}, UNKNOWN[0]),
+        ({"type": "image_url", "image_url": {"url": "https://img.example/?data:text/"}}, UNKNOWN_TOKENS),
+        ({"type": "image_url", "image_url": None, "uuid": "u1"}, UNKNOWN_TOKENS),
+        (by_data(b"BM" + bytes(90)), UNKNOWN_TOKENS),
+        (by_data(b"\xff\xd8" + b"\xff\xe0\0\2" * 99), UNKNOWN_TOKENS),
+        (by_data(b"\x89PNG"), UNKNOWN_TOKENS),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,\u00e9=a"}}, UNKNOWN_TOKENS),
         ({"type": "text", "text": "data:image/png;base64,AAAA"}, 0),
         ({"type": "tool_result", "content": 100 * [{"type": "tool_reference", "tool_name": "search"}]}, 1300),
         ({"type": "tool_result", "content": "text"}, 0),
@@ -91,10 +92,10 @@ def test_other_media_count_by_their_length_or_as_a_usual_picture(part: dict[str,
 def test_all_media_of_a_prompt_are_added_up() -> None:
     result = {"type": "tool_result", "content": [by_data(PICTURES["gif"])]}
     assert tokens(result, by_data(PICTURES["png"])) == 2 * 720
-    assert parse("/v1/embeddings", messages=[{"role": "user", "content": [result]}]).opaque_tokens == 720
+    assert parse("/v1/embeddings", messages=[{"role": "user", "content": [result]}]).media == Media(720)
     items = [{"role": "user", "content": [{"type": "input_image", "image_url": "https://img.example/a"}]}]
     named = parse("/v1/responses", input=items, previous_response_id="resp_1")
-    assert named.opaque_tokens == 2 * UNKNOWN[0]
+    assert named.media == Media(pictures=UNKNOWN_TOKENS, others=UNKNOWN_TOKENS)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from epp.base.errors import BadRequestError
-from epp.base.types import ApiKind, InferenceRequest
+from epp.base.types import ApiKind, InferenceRequest, Media
 from epp.request.parse import parse_request, skim_request
 from epp.request.rewriting import with_model
 from tests.unit.request.asked import CHAT, chat_prompt, parse
@@ -144,8 +144,7 @@ def test_a_missing_or_empty_prompt_is_the_servers_to_judge(path: str, value: str
 )
 def test_the_model_of_a_form_is_read_and_can_be_replaced(path: str, form: bytes) -> None:
     read = parse_request(path, form)
-    assert (read.model, read.opaque_tokens) == ("asr", 1 + len(form) // 640)
-    assert read.lasting_tokens == read.opaque_tokens
+    assert (read.model, read.media) == ("asr", Media(sound=1 + len(form) // 640))
     changed = with_model(form, model="speech-2")
     assert changed == form.replace(b"\r\n\r\nasr\r\n", b"\r\n\r\nspeech-2\r\n")
 

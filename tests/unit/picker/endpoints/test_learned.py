@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.base.types import EndpointMetrics, PromptSize
+from epp.base.types import EndpointMetrics, Media, PromptSize
 from epp.picker.endpoints.learned import CounterWindow, TokenEstimate
 from epp.picker.server_caches import estimated_tokens
 
@@ -30,10 +30,8 @@ def test_a_change_of_language_shows_within_600_requests() -> None:
 
 
 ENGLISH, CODE = 0.24, 0.31
-"""The number of tokens for each byte. The kinds are Chinese, whose characters have three bytes,
-pictures, and seconds of sound.
-"""
-CHINESE, PICTURE, SOUND = 0.9, 1100, 12
+"""The tokens of a byte; then those of a letter of Chinese, a picture, a second of sound, one of a film."""
+CHINESE, PICTURE, SOUND, FILM = 0.9, 1100, 12, 600
 
 
 def sized_prompt(kind: str, rng: random.Random) -> tuple[PromptSize, float]:
@@ -45,19 +43,20 @@ def sized_prompt(kind: str, rng: random.Random) -> tuple[PromptSize, float]:
         return PromptSize(3 * size, 2.0 * size), CHINESE * size * noise
     if kind == "pictures":
         count = rng.randrange(1, 4)
-        return PromptSize(size, 0.0, 720 * count), (ENGLISH * size + PICTURE * count) * noise
-    if kind == "sound":
+        return PromptSize(size, 0.0, Media(720 * count)), (ENGLISH * size + PICTURE * count) * noise
+    if kind in ("sound", "films"):
         seconds = rng.randrange(1, 60)
-        return PromptSize(size, 0.0, 25 * seconds, 25 * seconds), (ENGLISH * size + SOUND * seconds) * noise
+        guessed = Media(sound=25 * seconds) if kind == "sound" else Media(films=256 * seconds)
+        real = SOUND if kind == "sound" else FILM
+        return PromptSize(size, 0.0, guessed), (ENGLISH * size + real * seconds) * noise
     return PromptSize(size), (CODE if kind == "code" else ENGLISH) * size * noise
 
 
 def worst_error(estimate: TokenEstimate, kind: str, rng: random.Random) -> float:
     """Return the mean error over prompts of the kind, as a share."""
     asked = [sized_prompt(kind, rng) for _ in range(200)]
-    return sum(abs(estimated_tokens(size, estimate.terms) / tokens - 1) for size, tokens in asked) / len(
-        asked
-    )
+    errors = [abs(estimated_tokens(size, estimate.terms) / tokens - 1) for size, tokens in asked]
+    return sum(errors) / len(errors)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +67,7 @@ def worst_error(estimate: TokenEstimate, kind: str, rng: random.Random) -> float
         ["chinese"],
         ["pictures"],
         ["english", "chinese", "pictures"],
-        ["english", "pictures", "sound"],
+        ["english", "pictures", "sound", "films"],
     ],
 )
 @pytest.mark.parametrize("seed", range(3))
@@ -89,15 +88,14 @@ def test_traffic_is_estimated_within_a_tenth_after_a_hundred_requests(kinds: lis
 def test_an_estimate_is_never_negative_or_absurdly_low(pairs: list[tuple[int, float, int, float]]) -> None:
     estimate = TokenEstimate(start=4.0)
     for size, share, opaque, tokens in pairs:
-        told = PromptSize(size, share * size, opaque)
+        told = PromptSize(size, share * size, Media(opaque))
         estimate.learn(told, tokens)
-        assert estimated_tokens(PromptSize(640, share * 640, opaque), estimate.terms) >= 10
+        assert estimated_tokens(PromptSize(640, share * 640, Media(opaque)), estimate.terms) >= 10
         assert 0 < estimate.bytes_per_token < float("inf")
 
 
 @pytest.mark.parametrize("tokens", [1e15, 1e6, 100.0])
 def test_token_counts_that_no_tokenizer_could_produce_teach_nothing(tokens: float) -> None:
-    """Before, one server's counters shrank the caches of all servers of its model to nothing."""
     estimate = TokenEstimate(start=4.0)
     estimate.learn(PromptSize(100_000), tokens)
     assert estimate.bytes_per_token == 4.0
