@@ -86,17 +86,6 @@ class Exchange:
         """Return the channel of its peers. It changes with the policy's chunks and with the hash secret."""
         return channel_of(pool, self.picker.caches.roots)
 
-    def agree(self, shown: bytes) -> bool:
-        """Take over the pool's hash secret, if that is possible. If it differs from the current secret, the
-        table starts empty. False: the two secrets do not agree.
-
-        shown: what the pool shows of its secret.
-        """
-        agreed = self.picker.caches.secret.agreed(shown)
-        if agreed is not None and agreed != self.picker.caches.secret:
-            self.picker.news.set_secret(agreed)
-        return agreed is not None
-
     def receive(self, data: bytes, *, now: float, age_s: float = 0.0) -> None:
         """Apply a batch from the channel at once, of any picker. Raises MalformedBatchError."""
         for _ in self.listener.apply(data, now=now, age_s=age_s):

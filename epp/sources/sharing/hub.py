@@ -31,9 +31,8 @@ _KEPT_BYTES: Final = 16 * 2**20
 """Batches that are kept for workers that connect later."""
 _TIMEOUT_S: Final = 3.0
 _WAIT_S: Final = 0.2
-_MOST_UNREAD: Final = 65_536
-"""Most batches that wait for `read`. Beyond that the oldest are dropped, and the gap in their numbers shows
-the loss."""
+_MOST_WAITING: Final = 256
+"""Most batches that wait for `read`. Further ones wait at the hub."""
 
 
 class BadFrameError(Exception):
@@ -115,7 +114,7 @@ class HubLink:
         """What stands before each batch of its channel."""
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._received: asyncio.Queue[Received] = asyncio.Queue()
+        self._received: asyncio.Queue[Received] = asyncio.Queue(_MOST_WAITING)
 
     async def agree(self, _: str, mine: bytes) -> bytes:
         """Return `mine`: all workers have the secret from the process that started them."""
@@ -124,7 +123,7 @@ class HubLink:
     async def join(self, channel: str) -> None:
         self._channel = channel.encode() + b"\0"
         await self.close()
-        self._received = asyncio.Queue()
+        self._received = asyncio.Queue(_MOST_WAITING)
         await self._connected()
 
     async def send(self, batch: bytes) -> None:
@@ -136,6 +135,7 @@ class HubLink:
         except TimeoutError as error:
             raise LinkError("the hub does not read the batches", reason="timeout") from error
         except OSError as error:
+            await self.close()  # the connection may end while received batches wait to be read
             raise LinkError(str(error), reason="connection") from error
 
     async def read(self) -> list[Received]:
@@ -176,8 +176,5 @@ class HubLink:
             while True:
                 received = await read_frame(reader)
                 channel, batch = received.data[: len(self._channel)], received.data[len(self._channel) :]
-                if channel != self._channel:
-                    continue
-                if self._received.qsize() >= _MOST_UNREAD:
-                    self._received.get_nowait()
-                self._received.put_nowait(Received(batch, received.age_s))
+                if channel == self._channel:
+                    await self._received.put(Received(batch, received.age_s))

@@ -1,8 +1,7 @@
 """Runs the exchange of one picker over a link: sends and reads batches. No pick waits for this.
 
-There are three loops. `keep` starts each again if it fails. Only the ticking loop follows the clock; it
-forgets silent peers, whatever the link does. The other loops wait for the link. After an error they try
-again, with growing pauses of up to a second.
+There are two loops, one that sends and one that reads. `keep` starts each again if it fails. Both wait for
+the link, for some seconds at most. After an error they try again, with growing pauses of up to a second.
 
 `make` says over which link a picker shares. `serve` calls this module.
 """
@@ -12,6 +11,7 @@ import contextlib
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -68,23 +68,26 @@ class SharingService:
         self._agreed_at = float("-inf")
         """When the hash secret was last compared with the pool's."""
         self._secret_differs = False
-        self.warm = False
-        """Whether this picker knows what the others know, or the wait for it was long enough."""
-        self._away: set[str] = set()
+        self._current = False
+        """Whether it has read what was kept for it, or could not."""
+        self._failures: Counter[str] = Counter()
+        """How often in a row sending or reading has failed, for each that fails now."""
 
     @property
     def connected(self) -> bool:
         """Whether neither sending nor reading fails."""
-        return self._joined and not self._away
+        return self._joined and not self._failures
+
+    @property
+    def warm(self) -> bool:
+        """Whether this picker knows what the others know, or the wait for it was long enough."""
+        return self._current or self._clock() - self._started >= _WARMUP_S
 
     async def run(self) -> None:
-        loops = (
-            ("ticking", self._tick),
-            ("saying", self._send),
-            ("reading", self._read),
-        )
+        loops = {"saying": self._send, "reading": self._read}
         tasks: set[asyncio.Task[None]] = {
-            asyncio.create_task(self._keep("sharing", loop), name=f"sharing: {name}") for name, loop in loops
+            asyncio.create_task(self._keep("sharing", loop), name=f"sharing: {name}")
+            for name, loop in loops.items()
         }
         try:
             await asyncio.wait(tasks)  # waits until cancelled
@@ -102,18 +105,10 @@ class SharingService:
 
     # -- loops -----------------------------------------------------------------------------------------------
 
-    async def _tick(self) -> None:
-        while True:
-            exchange, now = self.exchange, self._clock()
-            exchange.listener.expire(now=now)
-            if self._away or now - self._started >= _WARMUP_S:
-                self.warm = True
-            await asyncio.sleep(self._settings.flush_interval_seconds)
-
     async def _send(self) -> None:
         while True:
-            await self._retrying(_TELL, self._join_and_send)
-            await asyncio.sleep(self._settings.flush_interval_seconds)
+            if await self._works(_TELL, self._join_and_send):
+                await asyncio.sleep(self._settings.flush_interval_seconds)
 
     async def _join_and_send(self) -> None:
         """Join the channel if necessary, and send all waiting events in batches. A batch that could not be
@@ -130,22 +125,26 @@ class SharingService:
         self._joined = True
 
     async def _agree(self) -> None:
-        """Compare the hash secret with the pool's: at first, and again from time to time, since a Redis may
-        have been emptied.
+        """Take over the pool's hash secret, if that is possible; if it is another one than before, the table
+        starts empty. Compare again from time to time, since a Redis may have been emptied.
         """
         if self._clock() - self._agreed_at < _COMPARE_S:
             return
-        shown = await self._link.agree(self._settings.pool, self.exchange.picker.caches.secret.shown())
+        picker = self.exchange.picker
+        shown = await self._link.agree(self._settings.pool, picker.caches.secret.shown())
         self._agreed_at = self._clock()
-        differs = not self.exchange.agree(shown)
-        if differs:
+        agreed = picker.caches.secret.agreed(shown)
+        if agreed is None:
             self.exchange.counts.errors["secret"] += 1
-        if differs and not self._secret_differs:
-            _log.error(
-                "this picker has another hash secret than another picker of the pool, so the two share "
-                "nothing; give all pickers the same hashSecretFile (or signing key), or give none of them one"
-            )
-        self._secret_differs = differs
+            if not self._secret_differs:
+                _log.error(
+                    "this picker has another hash secret than another picker of the pool, so the two share "
+                    "nothing; give all pickers the same hashSecretFile (or signing key), or give none of them "
+                    "one"
+                )
+        elif agreed != picker.caches.secret:
+            picker.news.set_secret(agreed)
+        self._secret_differs = agreed is None
 
     async def _flush(self) -> None:
         while True:
@@ -158,11 +157,11 @@ class SharingService:
 
     async def _read(self) -> None:
         while True:
+            self.exchange.listener.expire(now=self._clock())
             # A picker without endpoints could use no batch.
             readable = self._joined and (self.warm or len(self.exchange.picker.fleet))
-            if readable:
-                await self._retrying(_HEAR, self._read_once)
-            if self.warm or not readable:
+            works = not readable or await self._works(_HEAR, self._read_once)
+            if works and (self.warm or not readable):
                 # Others send at any moment. Reading several batches together costs a fraction.
                 await asyncio.sleep(self._settings.flush_interval_seconds)
 
@@ -179,28 +178,24 @@ class SharingService:
                 self.exchange.counts.skipped["malformed"] += 1
                 _log.warning("skipped a batch of another picker: %s", error)
         if not batches or batches[-1].age_s < _CURRENT_S:
-            self.warm = True
+            self._current = True
 
-    async def _retrying(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Try again until it works."""
-        for n in range(2**62):
-            try:
-                await attempt()
-            except LinkError as error:
-                self.exchange.counts.errors[error.reason] += 1
-                if what not in self._away:
-                    self._away.add(what)
-                    _log.warning(
-                        "cannot %s: %s; this picker goes on with its own knowledge",
-                        what,
-                        str(error).rstrip("."),
-                    )
-                await asyncio.sleep(_BACKOFF_S[min(n, len(_BACKOFF_S) - 1)])
-            else:
-                if what in self._away:
-                    self._away.discard(what)
-                    _log.warning("can %s again", what)
-                return
+    async def _works(self, what: str, attempt: Callable[[], Awaitable[None]]) -> bool:
+        """Try once, and return whether it works. A failure is followed by a pause."""
+        try:
+            await attempt()
+        except LinkError as error:
+            reason, failures = str(error).rstrip("."), self._failures[what]
+            if not failures:
+                _log.warning("cannot %s: %s; this picker goes on with its own knowledge", what, reason)
+            self._failures[what] += 1
+            self._current = True  # nothing more is known elsewhere
+            self.exchange.counts.errors[error.reason] += 1
+            await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
+            return False
+        if self._failures.pop(what, 0):
+            _log.warning("can %s again", what)
+        return True
 
 
 async def _cancelled(tasks: set[asyncio.Task[None]]) -> None:
