@@ -86,10 +86,15 @@ class HubFrames(OfBytes):
     """Raw bytes on the workers' socket, while two correct workers go on."""
 
     seeds: Sequence[bytes] = [
-        frame(b"channel\0") + frame(b"channel\0batch") + frame(b"channel\0another"),
-        frame(b"other\0") + frame(b"", age_s=3.0),
+        frame(0, b"channel\0") + frame(0, b"channel\0batch") + frame(1, b"channel\0another"),
+        frame(0, b"other\0") + frame(3, b""),
     ]
-    words: Sequence[bytes] = (frame(b""), b"\0\0\0\1" + bytes(8), b"\xff\xff\xff\xff" + bytes(8), b"\x7f\xf8")
+    words: Sequence[bytes] = (
+        frame(0, b""),
+        b"\0\0\0\1" + bytes(8),
+        b"\xff\xff\xff\xff" + bytes(8),
+        b"\x7f\xf8",
+    )
 
     def __init__(self, path: Path, one: HubLink, other: HubLink) -> None:
         self._path = path

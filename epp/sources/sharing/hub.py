@@ -7,8 +7,8 @@ sends the name alone first, and gets those of its channel. A worker that does no
 batches, and notices this by their numbers. A worker that dies is gone when its connection closes. The hub
 ends only with the process that starts the workers, and the workers end with this process too.
 
-A frame is the length of its content (4 bytes, big-endian), the age of its content in seconds (a double), and
-the content.
+A frame is the length of its content (4 bytes, big-endian), the time when it was sent (a double, in seconds of
+the clock that all processes of a machine share), and the content.
 """
 
 import asyncio
@@ -39,27 +39,26 @@ class BadFrameError(Exception):
     """The bytes are not a frame, so the connection cannot be used any more."""
 
 
-async def read_frame(reader: asyncio.StreamReader) -> Received:
-    """Return the content and its age. Raises BadFrameError, and IncompleteReadError at the end."""
-    length, age_s = _HEADER.unpack(await reader.readexactly(_HEADER.size))
-    if length > MOST_BATCH_BYTES or not 0 <= age_s < 2**40:
-        raise BadFrameError(f"a frame of {length} bytes and {age_s} s")
-    return Received(await reader.readexactly(length), age_s)
+async def read_frame(reader: asyncio.StreamReader) -> tuple[float, bytes]:
+    """Return the time and the content. Raises BadFrameError, and IncompleteReadError at the end."""
+    length, at = _HEADER.unpack(await reader.readexactly(_HEADER.size))
+    if length > MOST_BATCH_BYTES or not 0 <= at < 2**40:
+        raise BadFrameError(f"a frame of {length} bytes and {at} s")
+    return at, await reader.readexactly(length)
 
 
-def frame(content: bytes, *, age_s: float = 0.0) -> bytes:
-    return _HEADER.pack(len(content), age_s) + content
+def frame(at: float, content: bytes) -> bytes:
+    return _HEADER.pack(len(content), at) + content
 
 
 class Hub:
     """Serves until it is closed. The permissions of the socket's directory decide who may connect."""
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._clock = clock
         self._writers: set[asyncio.StreamWriter] = set()
         self._kept: deque[tuple[float, bytes]] = deque()
-        """When each content came, and the content. The oldest first."""
+        """When each content was sent, and the content. The oldest first."""
         self._kept_bytes = 0
         self._acceptor = Acceptor(self._serve)
 
@@ -81,12 +80,11 @@ class Hub:
     async def _serve(self, sock: socket.socket) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=sock)
         try:
-            channel, now = bytes((await read_frame(reader)).data), self._clock()
-            kept = [frame(each, age_s=now - at) for at, each in self._kept if each.startswith(channel)]
-            writer.writelines(kept)
+            _, channel = await read_frame(reader)
+            writer.writelines([frame(*each) for each in self._kept if each[1].startswith(channel)])
             self._writers.add(writer)
             while True:
-                self._pass_on(bytes((await read_frame(reader)).data), writer)
+                self._pass_on(*await read_frame(reader), writer)
         except (asyncio.IncompleteReadError, BadFrameError, OSError):
             return
         finally:
@@ -94,12 +92,12 @@ class Hub:
             with contextlib.suppress(OSError):
                 writer.close()
 
-    def _pass_on(self, content: bytes, sender: asyncio.StreamWriter) -> None:
-        self._kept.append((self._clock(), content))
+    def _pass_on(self, at: float, content: bytes, sender: asyncio.StreamWriter) -> None:
+        self._kept.append((at, content))
         self._kept_bytes += len(content)
         while self._kept_bytes > _KEPT_BYTES:
             self._kept_bytes -= len(self._kept.popleft()[1])
-        framed = frame(content)
+        framed = frame(at, content)
         for other in self._writers:
             if other is not sender and other.transport.get_write_buffer_size() < _UNREAD_BYTES:
                 other.write(framed)
@@ -108,13 +106,14 @@ class Hub:
 class HubLink:
     """A worker's end of the hub: a `batches.Link`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
+        self._clock = clock
         self._channel = b""
         """What stands before each batch of its channel."""
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._received: asyncio.Queue[Received] = asyncio.Queue(_MOST_WAITING)
+        self._received: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MOST_WAITING)
 
     async def agree(self, _: str, mine: bytes) -> bytes:
         """Return `mine`: all workers have the secret from the process that started them."""
@@ -129,7 +128,7 @@ class HubLink:
     async def send(self, batch: bytes) -> None:
         writer = await self._connected()
         try:
-            writer.write(frame(self._channel + batch))
+            writer.write(frame(self._clock(), self._channel + batch))
             async with asyncio.timeout(_TIMEOUT_S):
                 await writer.drain()
         except TimeoutError as error:
@@ -139,13 +138,14 @@ class HubLink:
             raise LinkError(str(error), reason="connection") from error
 
     async def read(self) -> list[Received]:
-        received: list[Received] = []
+        received: list[tuple[float, bytes]] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WAIT_S):
                 received.append(await self._received.get())
         while not self._received.empty():
             received.append(self._received.get_nowait())
-        return received
+        now = self._clock()
+        return [Received(batch, max(0.0, now - at)) for at, batch in received]
 
     async def close(self) -> None:
         writer, self._writer = self._writer, None
@@ -167,14 +167,13 @@ class HubLink:
             reader, self._writer = await asyncio.open_unix_connection(self._path)
         except OSError as error:
             raise LinkError(f"{self._path}: {error.strerror}", reason="connection") from error
-        self._writer.write(frame(self._channel))
+        self._writer.write(frame(self._clock(), self._channel))
         self._reading = asyncio.create_task(self._receive(reader), name="sharing: receiving")
         return self._writer
 
     async def _receive(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, BadFrameError, OSError):
             while True:
-                received = await read_frame(reader)
-                channel, batch = received.data[: len(self._channel)], received.data[len(self._channel) :]
-                if channel == self._channel:
-                    await self._received.put(Received(batch, received.age_s))
+                at, content = await read_frame(reader)
+                if content.startswith(self._channel):
+                    await self._received.put((at, content.removeprefix(self._channel)))

@@ -2,7 +2,7 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -19,14 +19,9 @@ from tests.harness.sharing import both_ways, met, sharing
 SETTINGS = Sharing(flush_interval_seconds=0.02)
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 @pytest_asyncio.fixture
-async def path(tmp_path: Path, clock: Clock) -> AsyncIterator[Path]:
-    hub = Hub(tmp_path / "hub.sock", clock=clock)
+async def path(tmp_path: Path) -> AsyncIterator[Path]:
+    hub = Hub(tmp_path / "hub.sock")
     hub.start()
     yield tmp_path / "hub.sock"
     await hub.close()
@@ -38,8 +33,10 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
         yield stack
 
 
-async def joined(path: Path, stack: AsyncExitStack, *, channel: str = "c") -> HubLink:
-    link = HubLink(path)
+async def joined(
+    path: Path, stack: AsyncExitStack, *, channel: str = "c", clock: Callable[[], float] = lambda: 5.0
+) -> HubLink:
+    link = HubLink(path, clock=clock)
     stack.push_async_callback(link.close)
     await link.join(channel)
     return link
@@ -65,14 +62,16 @@ async def test_a_batch_reaches_all_others_of_its_channel_and_not_its_sender(
     assert await stranger.read() == []
 
 
-async def test_a_worker_that_joins_later_gets_earlier_batches_with_their_age(
-    path: Path, stack: AsyncExitStack, clock: Clock
+async def test_batches_have_their_age_for_slow_and_for_late_readers(
+    path: Path, stack: AsyncExitStack
 ) -> None:
-    one, other = await joined(path, stack), await joined(path, stack)
+    clock = Clock()
+    one, other = [await joined(path, stack, clock=clock) for _ in range(2)]
     await one.send(b"first")
-    await read(other, 1)
+    await read(await joined(path, stack), 1)
     clock.now += 7
-    assert await read(await joined(path, stack), 1) == [(b"first", 7.0)]
+    for reader in (other, await joined(path, stack, clock=clock)):
+        assert await read(reader, 1) == [(b"first", 7.0)]
 
 
 async def test_a_worker_is_not_sent_what_was_kept_of_other_channels(
@@ -83,9 +82,9 @@ async def test_a_worker_is_not_sent_what_was_kept_of_other_channels(
     await one.send(b"of the old channel")
     await read(await joined(path, stack), 1)
     reader, writer = await asyncio.open_unix_connection(path)
-    writer.write(frame(b"new\0"))
+    writer.write(frame(5.0, b"new\0"))
     await other.send(b"second")
-    assert [bytes((await read_frame(reader)).data) for _ in range(2)] == [b"new\0first", b"new\0second"]
+    assert [await read_frame(reader) for _ in range(2)] == [(5.0, b"new\0first"), (5.0, b"new\0second")]
     writer.close()
 
 
@@ -124,7 +123,7 @@ def test_a_path_that_cannot_be_used_is_an_error_at_start(tmp_path: Path) -> None
         Hub(tmp_path / "no folder" / "hub.sock").start()
 
 
-@pytest.mark.parametrize("junk", [b"\xff" * 64, frame(b"c") + b"\xff" * 64, struct.pack(">Id", 2**31, 0.0)])
+@pytest.mark.parametrize("junk", [b"\xff" * 64, frame(0, b"c") + b"\xff" * 64, struct.pack(">Id", 2**31, 0)])
 async def test_bytes_that_are_not_a_frame_end_only_their_own_connection(path: Path, junk: bytes) -> None:
     async with (
         sharing(HubLink(path), settings=SETTINGS) as one,
