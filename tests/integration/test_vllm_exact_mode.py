@@ -137,9 +137,9 @@ async def test_every_block_of_routed_prompts_has_name_that_vllms_events_give_it(
         server = here.service.status.servers[first]
         assert (server.state, server.reason) == ("following", "")
         # Every block of every chain is known to be held, not only one block of each.
-        chunks = {node for node in here.exact.knowledge.tree if node.blocks}
+        chunks = {node for node in here.exact.tree if node.blocks}
         assert chunks
-        assert all(map(here.exact.knowledge.servers[first].holds, chunks))
+        assert all(map(here.exact.known[first].holds, chunks))
 
 
 async def test_a_late_picker_learns_the_other_servers_blocks_by_the_first_prompt(

@@ -1,5 +1,10 @@
 """Runs exact mode: takes KV events of servers and routed prompts, and returns findings for the picker.
 
+When a prompt has been mapped to blocks, its chain is looked up at every server, and the result is a finding.
+When a server drops a block, the loss of each chunk that it held until then is a finding. There are no
+findings about unknown things: prompts that were not mapped, and blocks that a server stored before its events
+were followed.
+
 For each base model it learns how the servers name blocks, from an event with tokens and names, and checks
 this at every server. It also checks whether the names that it computes for prompts appear in the events of
 the servers that got these prompts. For a server that names blocks in another way, and for a model whose
@@ -14,16 +19,25 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from epp.base.types import EndpointName
-from epp.picker.prefix_index.reported import ExactModelStatus, ExactServerStatus, KvReport, ModelState
+from epp.picker.prefix_index.reported import (
+    ExactModelStatus,
+    ExactServerStatus,
+    KvReport,
+    LookupReport,
+    LossReport,
+    ModelState,
+)
 from epp.sources.kvevents.decoding import (
     ALGORITHMS,
     BlockHasher,
     BlockName,
     Cleared,
+    Event,
+    Removed,
     Stored,
     decode,
 )
-from epp.sources.kvevents.knowledge import Knowledge, KnownServer, MappedPrompt
+from epp.sources.kvevents.knowledge import ChunkTree, KnownServer, MappedPrompt
 from epp.sources.kvevents.mapping import Language, UnmappedError, map_prompt
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
 from epp.sources.kvevents.sequence import Forget, Step
@@ -133,9 +147,13 @@ class Exact:
     def __init__(self, models: Mapping[str, ModelSettings], *, max_blocks: int, max_chunks: int) -> None:
         self._settings = models
         self._max_blocks = max_blocks
-        self.knowledge = Knowledge(max_chunks=max_chunks)
+        self.tree = ChunkTree(max_chunks=max_chunks)
         """Others only read it."""
+        self.known: dict[EndpointName, KnownServer] = {}
+        """Their blocks change only here."""
+        self.num_blocks = 0
         self._models: dict[str, _Model] = {}
+        self._found: list[KvReport] = []
         self.malformed = 0
         """Number of messages that were no KV events."""
         self.last_error = ""
@@ -147,23 +165,32 @@ class Exact:
         if model not in self._models:
             settings = self._settings.get(model) or self._settings.get("")
             self._models[model] = _Model(model, settings)
-        self.knowledge.add(server, model=model)
+        self.known[server] = KnownServer(self.tree, model=model)
 
     def drop(self, server: EndpointName) -> None:
-        model = self.knowledge.drop(server).model
-        if all(known.model != model for known in self.knowledge.servers.values()):
+        """Stop following a server. There are no more findings about it."""
+        self.forget(server)
+        model = self.known.pop(server).model
+        if all(known.model != model for known in self.known.values()):
             del self._models[model]
+
+    def forget(self, server: EndpointName) -> None:
+        """Called when nothing is known about the server any more: neither which blocks it holds nor which it
+        lacks.
+        """
+        self.num_blocks -= len(self.known[server])
+        self.known[server].forget()
 
     def apply(self, server: EndpointName, steps: Iterable[Step], *, complete: bool, now: float) -> None:
         """Apply a server's messages, in order. complete: no message of this process is missing."""
-        known = self.knowledge.servers[server]
+        known = self.known[server]
         for step in steps:
             match step:
                 case Forget.RESTART:
-                    self.knowledge.apply(server, Cleared(), now=now)
+                    self.learn(server, Cleared(), now=now)
                     known.off, known.agreed = "", False
                 case Forget.GAP:
-                    self.knowledge.forget(server)
+                    self.forget(server)
                 case payload:
                     self._deliver(server, known, payload, now=now)
         known.complete = complete and not known.off
@@ -182,23 +209,36 @@ class Exact:
                     self._switch_off(server, fault)
             if known.off:
                 return
-            self.knowledge.apply(server, event, now=now)
-        if self.knowledge.num_blocks > self._max_blocks:
+            self.learn(server, event, now=now)
+        if self.num_blocks > self._max_blocks:
             self._switch_off(
-                self.knowledge.largest(rather=server),
+                max(self.known, key=lambda name: (len(self.known[name]), name == server)),
                 f"all servers together hold more than {self._max_blocks} blocks, and this one the most: "
                 "raise exactMode.maxBlocks",
             )
 
+    def learn(self, server: EndpointName, event: Event, *, now: float) -> None:
+        """Apply one event of a server."""
+        known = self.known[server]
+        before = len(known)
+        match event:
+            case Stored():
+                known.store(event)
+            case Removed():
+                known.remove(event, now=now)
+            case Cleared():
+                known.clear(now=now)
+        self.num_blocks += len(known) - before
+
     def _switch_off(self, server: EndpointName, reason: str) -> None:
-        self.knowledge.servers[server].off = reason
-        self.knowledge.forget(server)
+        self.known[server].off = reason
+        self.forget(server)
 
     # -- prompts ---------------------------------------------------------------------------------------------
 
     def routed(self, routed: RoutedPrompt, *, now: float) -> None:
         """Called when a server has begun to answer a prompt."""
-        known = self.knowledge.servers.get(routed.server)
+        known = self.known.get(routed.server)
         if known is None:
             return
         model = self._models[known.model]
@@ -211,10 +251,30 @@ class Exact:
             self.last_error = repr(error)
         else:
             model.prompts["mapped"] += 1
-            self.knowledge.map(mapped, now=now)
+            self.look_up(mapped, now=now)
             if mapped.blocks:
                 ends = mapped.blocks[0], mapped.blocks[-1]
                 model.checks.append((now + _CHECK_AFTER_S, routed.server, ends))
+
+    def look_up(self, prompt: MappedPrompt, *, now: float) -> None:
+        """Look up the chain of a routed prompt at every server."""
+        self._found += self._losses()
+        path = self.tree.map(prompt)
+        unknown = next((k for k, end in enumerate(prompt.ends_blocks) if end), len(path))
+        held = {}
+        for name, known in self.known.items():
+            chunks = next((k for k, node in enumerate(path) if not known.holds(node)), len(path))
+            if chunks > unknown:
+                held[name] = chunks
+        if held:
+            report = LookupReport(
+                chain=prompt.chain[: max(held.values())],
+                held=held,
+                sure=frozenset(name for name, known in self.known.items() if known.complete),
+                from_chunk=unknown,
+                at=now,
+            )
+            self._found.append(report)
 
     def _check(self, model: _Model, *, now: float) -> None:
         """Find out whether the prompts' blocks have appeared at their servers, by the first and the last
@@ -222,7 +282,7 @@ class Exact:
         """
         while model.checks:
             due, server, names = model.checks[0]
-            held = self.knowledge.servers.get(server)
+            held = self.known.get(server)
             if held is not None and any(name in held for name in names):
                 model.checks.popleft()
                 model.prompts["matched"] += 1
@@ -237,9 +297,18 @@ class Exact:
             model.misses_in_a_row += 1
 
     def findings(self, *, now: float) -> list[KvReport]:
+        """Return the changes since the last call, in an order in which they can be applied one by one."""
         for model in self._models.values():
             self._check(model, now=now)
-        return self.knowledge.findings()
+        found, self._found = self._found, []
+        return found + self._losses()
+
+    def _losses(self) -> list[KvReport]:
+        return [
+            LossReport(server=name, chain=node.chain(), at=at)
+            for name, known in self.known.items()
+            for node, at in known.lost().items()
+        ]
 
     # -- for people ------------------------------------------------------------------------------------------
 
@@ -254,10 +323,13 @@ class Exact:
                 blocks=len(known),
                 events=known.events,
             )
-            for name, known in self.knowledge.servers.items()
+            for name, known in self.known.items()
         }
 
     def check_integrity(self) -> None:
-        self.knowledge.check_integrity()
-        assert self._models.keys() == {known.model for known in self.knowledge.servers.values()}
+        self.tree.check_integrity()
+        for known in self.known.values():
+            known.check_integrity()
+        assert self.num_blocks == sum(map(len, self.known.values()))
+        assert self._models.keys() == {known.model for known in self.known.values()}
         assert all(len(model.checks) <= _MAX_CHECKS for model in self._models.values())

@@ -1,14 +1,9 @@
-"""Knows which parts of the routed chains each server holds: combines KV events with chunks, and returns
-findings.
+"""Knows the blocks of each server, and the routed chains as a tree of chunks.
 
-Owns the blocks of each server, and the routed chains as a tree of chunks. The node of a chunk has the blocks
-that become complete within this chunk. A block that crosses the end of the chunk belongs to the next chunk,
-since its content depends on how the prompt goes on. So a server holds a chain up to a chunk if it holds the
-blocks of this node and of all nodes above it. Before the first whole block nothing is known.
-
-When a chain has been mapped, it is looked up at every server, and the result is a finding. When a server
-drops a block, the loss of each chunk that it held until then is a finding. There are no findings about
-unknown things: prompts that were not mapped, and blocks that a server stored before its events were followed.
+The node of a chunk has the blocks that become complete within this chunk. A block that crosses the end of the
+chunk belongs to the next chunk, since its content depends on how the prompt goes on. So a server holds a
+chain up to a chunk if it holds the blocks of this node and of all nodes above it. Before the first whole
+block nothing is known.
 
 Pure: times are monotonic seconds of the caller. The number of chunks is bounded here, and the number of
 blocks by the caller, `exact`.
@@ -22,9 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from epp.base.types import ChunkHash, EndpointName
-from epp.picker.prefix_index.reported import KvReport, LookupReport, LossReport
-from epp.sources.kvevents.decoding import TIERS, BlockName, Cleared, Event, Removed, Stored
+from epp.base.types import ChunkHash
+from epp.sources.kvevents.decoding import TIERS, BlockName, Removed, Stored
 
 _BITS: Final = 10
 """Bits of each tier's count. With usual counts the integer is small, and Python shares small integers."""
@@ -248,85 +242,3 @@ class KnownServer:
         for part in self._copies.parts:
             assert all(0 < copies < 1 << _BITS * TIERS for copies in part.values())
             assert all(self._copies.part(block) is part for block in part)
-
-
-class Knowledge:
-    """max_chunks: the most chunks in the tree. The caller bounds `num_blocks`."""
-
-    def __init__(self, *, max_chunks: int) -> None:
-        self.tree = ChunkTree(max_chunks=max_chunks)
-        """Others only read it."""
-        self.servers: dict[EndpointName, KnownServer] = {}
-        """Callers change their blocks only here."""
-        self.num_blocks = 0
-        self._found: list[KvReport] = []
-
-    def add(self, server: EndpointName, *, model: str = "") -> None:
-        self.servers[server] = KnownServer(self.tree, model=model)
-
-    def drop(self, server: EndpointName) -> KnownServer:
-        """Stop following a server. There are no more findings about it."""
-        self.forget(server)
-        return self.servers.pop(server)
-
-    def forget(self, server: EndpointName) -> None:
-        """Called when nothing is known about the server any more: neither which blocks it holds nor which it
-        lacks.
-        """
-        self.num_blocks -= len(self.servers[server])
-        self.servers[server].forget()
-
-    def apply(self, server: EndpointName, event: Event, *, now: float) -> None:
-        """Apply one event of a server."""
-        known = self.servers[server]
-        before = len(known)
-        match event:
-            case Stored():
-                known.store(event)
-            case Removed():
-                known.remove(event, now=now)
-            case Cleared():
-                known.clear(now=now)
-        self.num_blocks += len(known) - before
-
-    def largest(self, *, rather: EndpointName) -> EndpointName:
-        """Return the server with the most blocks. rather: this one, if others have as many."""
-        return max(self.servers, key=lambda name: (len(self.servers[name]), name == rather))
-
-    def map(self, prompt: MappedPrompt, *, now: float) -> None:
-        """Called when a prompt was routed: look up its chain at every server."""
-        self._found += self._losses()
-        path = self.tree.map(prompt)
-        unknown = next((k for k, end in enumerate(prompt.ends_blocks) if end), len(path))
-        held = {}
-        for name, known in self.servers.items():
-            chunks = next((k for k, node in enumerate(path) if not known.holds(node)), len(path))
-            if chunks > unknown:
-                held[name] = chunks
-        if held:
-            report = LookupReport(
-                chain=prompt.chain[: max(held.values())],
-                held=held,
-                sure=frozenset(name for name, known in self.servers.items() if known.complete),
-                from_chunk=unknown,
-                at=now,
-            )
-            self._found.append(report)
-
-    def findings(self) -> list[KvReport]:
-        """Return the changes since the last call, in an order in which they can be applied one by one."""
-        found, self._found = self._found, []
-        return found + self._losses()
-
-    def _losses(self) -> list[KvReport]:
-        return [
-            LossReport(server=name, chain=node.chain(), at=at)
-            for name, known in self.servers.items()
-            for node, at in known.lost().items()
-        ]
-
-    def check_integrity(self) -> None:
-        self.tree.check_integrity()
-        assert self.num_blocks == sum(map(len, self.servers.values()))
-        for known in self.servers.values():
-            known.check_integrity()

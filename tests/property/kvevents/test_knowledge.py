@@ -19,7 +19,8 @@ from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.upkeep import add_endpoint
 from epp.picker.server_caches import ServerCaches, hash_chain
 from epp.sources.kvevents.decoding import TIERS, BlockName, Cleared, Removed, Stored
-from epp.sources.kvevents.knowledge import Knowledge, MappedPrompt
+from epp.sources.kvevents.exact import Exact
+from epp.sources.kvevents.knowledge import MappedPrompt
 
 CHUNK, BLOCK = 16, 6
 """Characters, so that a chunk completes two or three blocks, and most blocks straddle a chunk's end."""
@@ -50,13 +51,13 @@ class KnowledgeMachine(RuleBasedStateMachine):
     @initialize(complete=st.booleans())
     def start(self, *, complete: bool) -> None:
         self.now = 1000.0
-        self.knowledge = Knowledge(max_chunks=self.max_chunks)
+        self.exact = Exact({}, max_blocks=10**6, max_chunks=self.max_chunks)
         self.mirrors = ServerCaches(SPEC, secret=HashSecret())
         self.copies: dict[EndpointName, dict[int, Counter[BlockName]]] = {}
         self.mapped: dict[bytes, list[ChunkHash]] = {}
         for name in SERVERS:
-            self.knowledge.add(name)
-            self.knowledge.servers[name].complete = complete
+            self.exact.add(name, model="m")
+            self.exact.known[name].complete = complete
             add_endpoint(self.mirrors.table, name, capacity_bytes=10**9)
             self.copies[name] = {tier: Counter() for tier in range(TIERS)}
 
@@ -70,34 +71,34 @@ class KnowledgeMachine(RuleBasedStateMachine):
         ends = [(k + 1) * CHUNK for k in range(len(chain))]
         blocks = blocks_of(prompt)
         self.mapped[prompt] = chain
-        self.knowledge.map(MappedPrompt(chain, blocks, [end // BLOCK for end in ends]), now=self.tick())
+        self.exact.look_up(MappedPrompt(chain, blocks, [end // BLOCK for end in ends]), now=self.tick())
 
     @rule(name=servers, prompt=prompts(), tier=tiers)
     def a_prompt_is_stored(self, name: EndpointName, prompt: bytes, tier: int) -> None:
         blocks = blocks_of(prompt)
         self.copies[name][tier].update(blocks)
-        self.knowledge.apply(name, Stored(tuple(blocks), tier), now=self.tick())
+        self.exact.learn(name, Stored(tuple(blocks), tier), now=self.tick())
 
     @rule(name=servers, prompt=prompts(), tier=tiers, keep=st.integers(0, 12))
     def its_end_is_evicted(self, name: EndpointName, prompt: bytes, tier: int, keep: int) -> None:
         blocks = blocks_of(prompt)[keep:]
         self.copies[name][tier] -= Counter(blocks)
-        self.knowledge.apply(name, Removed(tuple(reversed(blocks)), tier), now=self.tick())
+        self.exact.learn(name, Removed(tuple(reversed(blocks)), tier), now=self.tick())
 
     @rule(name=servers, prompt=prompts(), tier=tiers, index=st.integers(0, 12))
     def any_block_is_evicted(self, name: EndpointName, prompt: bytes, tier: int, index: int) -> None:
         blocks = blocks_of(prompt)[index : index + 1]
         self.copies[name][tier] -= Counter(blocks)
-        self.knowledge.apply(name, Removed(tuple(blocks), tier), now=self.tick())
+        self.exact.learn(name, Removed(tuple(blocks), tier), now=self.tick())
 
     @rule(name=servers)
     def a_server_clears(self, name: EndpointName) -> None:
         self.copies[name] = {tier: Counter() for tier in range(TIERS)}
-        self.knowledge.apply(name, Cleared(), now=self.tick())
+        self.exact.learn(name, Cleared(), now=self.tick())
 
     @rule()
     def findings_are_taken_in(self) -> None:
-        self.mirrors.take_in(self.knowledge.findings())
+        self.mirrors.take_in(self.exact.findings(now=self.now))
         self.table_agrees()
 
     def table_agrees(self, *, exactly: bytes | None = None) -> None:
@@ -112,7 +113,7 @@ class KnowledgeMachine(RuleBasedStateMachine):
     @rule(prompt=prompts())
     def a_prompt_is_routed_and_looked_up_at_once(self, prompt: bytes) -> None:
         self.a_prompt_is_routed(prompt)
-        self.mirrors.take_in(self.knowledge.findings())
+        self.mirrors.take_in(self.exact.findings(now=self.now))
         self.table_agrees(exactly=prompt)
 
     def holds(self, name: EndpointName, block: BlockName) -> bool:
@@ -127,10 +128,10 @@ class KnowledgeMachine(RuleBasedStateMachine):
         full = len(prompt) // CHUNK
         return next((k for k in range(full) if (k + 1) * CHUNK // BLOCK > held), full)
 
-    @precondition(lambda self: hasattr(self, "knowledge"))
+    @precondition(lambda self: hasattr(self, "exact"))
     @invariant()
     def invariants_hold(self) -> None:
-        self.knowledge.check_integrity()
+        self.exact.check_integrity()
         check_integrity(self.mirrors.table)
 
 
@@ -151,8 +152,8 @@ class BoundedMachine(KnowledgeMachine):
     @rule(name=servers)
     def findings_are_taken_in(self, name: EndpointName = SERVERS[0]) -> None:
         self.now += 2 * UNDER_WAY_S
-        self.mirrors.take_in(self.knowledge.findings())
-        self.knowledge.forget(name)
+        self.mirrors.take_in(self.exact.findings(now=self.now))
+        self.exact.forget(name)
 
 
 TestBounded = pytest.mark.slow(BoundedMachine.TestCase)

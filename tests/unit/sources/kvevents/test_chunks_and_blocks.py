@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from epp.base.types import ChunkHash, EndpointName
 from epp.sources.kvevents.decoding import BlockName, Cleared, Removed, Stored
-from epp.sources.kvevents.knowledge import ByBlock, ChunkTree, Knowledge, MappedPrompt, Node
+from epp.sources.kvevents.exact import Exact
+from epp.sources.kvevents.knowledge import ByBlock, ChunkTree, MappedPrompt, Node
 from tests.harness.steps import steps
 
 A = EndpointName("a")
@@ -41,43 +42,43 @@ def test_ends_of_the_chains_that_were_not_mapped_for_longest_time_go_first() -> 
 
 
 def test_a_server_that_lets_all_blocks_go_loses_the_start_of_each_chain() -> None:
-    knowledge = Knowledge(max_chunks=100)
-    knowledge.add(A)
-    knowledge.apply(A, Stored(tuple(BlockName(n) for n in range(71, 76))), now=1.0)
-    knowledge.map(mapped([1, 2, 3], [71, 72, 73], [1, 2, 3]), now=2.0)
-    knowledge.map(mapped([1, 4], [71, 74], [1, 2]), now=3.0)
-    assert len(knowledge.findings()) == 2
-    knowledge.apply(A, Cleared(), now=4.0)
-    (loss,) = knowledge.findings()
+    exact = Exact({}, max_blocks=10**6, max_chunks=100)
+    exact.add(A, model="m")
+    exact.learn(A, Stored(tuple(BlockName(n) for n in range(71, 76))), now=1.0)
+    exact.look_up(mapped([1, 2, 3], [71, 72, 73], [1, 2, 3]), now=2.0)
+    exact.look_up(mapped([1, 4], [71, 74], [1, 2]), now=3.0)
+    assert len(exact.findings(now=9.0)) == 2
+    exact.learn(A, Cleared(), now=4.0)
+    (loss,) = exact.findings(now=9.0)
     assert (loss.chain, loss.at) == ([1], 4.0)
-    assert knowledge.num_blocks == 0
-    knowledge.check_integrity()
+    assert exact.num_blocks == 0
+    exact.check_integrity()
 
 
 def test_a_chain_that_loses_every_second_block_is_one_loss() -> None:
-    knowledge, names = Knowledge(max_chunks=5_000), [BlockName(n) for n in range(4_000)]
-    knowledge.add(A)
-    knowledge.apply(A, Stored(tuple(names)), now=1.0)
-    knowledge.map(mapped(range(4_000), names, range(1, 4_001)), now=2.0)
-    knowledge.findings()
-    knowledge.apply(A, Removed(tuple(names[::-2])), now=3.0)
-    (loss,) = knowledge.findings()
+    exact, names = Exact({}, max_blocks=10**6, max_chunks=5_000), [BlockName(n) for n in range(4_000)]
+    exact.add(A, model="m")
+    exact.learn(A, Stored(tuple(names)), now=1.0)
+    exact.look_up(mapped(range(4_000), names, range(1, 4_001)), now=2.0)
+    exact.findings(now=9.0)
+    exact.learn(A, Removed(tuple(names[::-2])), now=3.0)
+    (loss,) = exact.findings(now=9.0)
     assert (loss.chain, loss.at) == ([0, 1], 3.0)
 
 
 def test_looking_for_losses_takes_time_in_proportion_to_the_chunks() -> None:
     """A chain of 200 chunks with 200 ends loses all ends, and its first chunk too or not."""
     for losses in (1, 200):
-        knowledge, names = Knowledge(max_chunks=1_000), [BlockName(n) for n in range(400)]
-        knowledge.add(A)
-        knowledge.apply(A, Stored(tuple(names)), now=1.0)
+        exact, names = Exact({}, max_blocks=10**6, max_chunks=1_000), [BlockName(n) for n in range(400)]
+        exact.add(A, model="m")
+        exact.learn(A, Stored(tuple(names)), now=1.0)
         for end in range(200, 400):
             path = [*range(200), end]
-            knowledge.map(mapped(path, [names[n] for n in path], range(1, 202)), now=2.0)
-        knowledge.findings()
-        knowledge.apply(A, Removed(tuple(names[200:] + names[: losses == 1])), now=3.0)
+            exact.look_up(mapped(path, [names[n] for n in path], range(1, 202)), now=2.0)
+        exact.findings(now=9.0)
+        exact.learn(A, Removed(tuple(names[200:] + names[: losses == 1])), now=3.0)
         found: list[Node] = []
-        assert steps(lambda: found.extend(knowledge.servers[A].lost())) < 20 * 400  # noqa: B023
+        assert steps(lambda: found.extend(exact.known[A].lost())) < 20 * 400  # noqa: B023
         assert len(found) == losses
 
 
