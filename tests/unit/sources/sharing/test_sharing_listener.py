@@ -152,15 +152,6 @@ def restarted(replica: Replica, name: EndpointName, *, now: float) -> None:
         replica.picker.news.observe(name, page, now=at)
 
 
-def test_a_picker_skips_its_own_batches() -> None:
-    """Redis gives a picker its own batches too."""
-    one, _ = two()
-    one.pick(text("p"), now=10.0)
-    one.receive(one.send(now=10.0), now=10.0)
-    assert one.in_flight_of_peers() == {}
-    assert one.exchange.listener.peers == 1
-
-
 def test_a_batch_older_than_the_timeout_teaches_prefixes_and_books_nothing() -> None:
     one, other = two()
     one.pick(text("p"), now=10.0)
