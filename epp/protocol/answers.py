@@ -14,7 +14,7 @@ from epp.picker.picker import Picker
 from epp.protocol.asking import collect
 from epp.protocol.header_names import DECISION, TEST_SERVED, read_addresses
 from epp.protocol.http_events import Answer, BodyMode, Headers, Modes, Refuse, Slot
-from epp.protocol.settings import StreamContext, StreamSettings
+from epp.protocol.settings import StreamSettings
 from epp.request.response import ResponseReader
 
 DROPPED: Final = "x-llm-d-request-dropped-reason"
@@ -64,54 +64,24 @@ def model_list(event: Headers, path: str, picker: Picker) -> Refuse | None:
     return Refuse(status=200, headers=(_JSON,), body=listed, reason="model_list")
 
 
-class SampledAnswer:
-    """Reads the body of the answer to a sampled pick as it streams by, and tells the picker what it shows."""
-
-    __slots__ = ("_begun", "_pick", "_picker", "_reader")
-
-    def __init__(self, reader: ResponseReader, pick: Pick, picker: Picker) -> None:
-        self._reader, self._pick, self._picker = reader, pick, picker
-        self._begun = False
-        """Whether a piece has come."""
-
-    def feed(self, data: bytes | memoryview, *, now: float) -> None:
-        self._begun = True
-        self._reader.feed(data, now=now)
-        self._note_made(now=now)
-
-    def end(self, *, now: float) -> None:
-        """Pass the figures to the picker. An answer without a byte has no figures."""
-        if self._begun:
-            self._picker.on_feedback(self._pick, self._reader.finish(), now=now)
-            self._note_made(now=now)
-
-    def _note_made(self, *, now: float) -> None:
-        """Tell the picker of the object that the server keeps as soon as its id is known: a client may name
-        it while the answer goes on.
-        """
-        if made := self._reader.take_made():
-            self._picker.on_made(self._pick, made, now=now)
-
-
 def sampled_answer(
-    event: Headers, pick: Pick, context: StreamContext, *, modes: Modes, hold: bool
-) -> SampledAnswer | None:
+    event: Headers, pick: Pick, settings: StreamSettings, *, modes: Modes, hold: bool
+) -> ResponseReader | None:
     """Return the reader for the body of the answer to a sampled pick. None: it cannot be read. hold: the
     stream stays to the end. A data plane that wants the request's body back cannot be asked for that of the
     answer.
     """
     comes = modes.response_body is not BodyMode.NONE or (
-        hold and context.settings.mode_override and not modes.request_body.echoed
+        hold and settings.mode_override and not modes.request_body.echoed
     )
     if pick.decision.status != 200 or not comes:
         return None
     found = collect(event.headers)
-    reader = ResponseReader(
+    return ResponseReader(
         kind=ApiKind(pick.decision.kind),
         content_type=found.get("content-type", ""),
         content_encoding=found.get("content-encoding", ""),
     )
-    return SampledAnswer(reader, pick, context.picker)
 
 
 def answer_to_headers(

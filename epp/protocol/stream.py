@@ -26,7 +26,7 @@ from epp.picker.events import BEGUN, FOLLOWS, OVER, Phase, Pick, ProtocolFault, 
 from epp.picker.gate import WaitingRequest
 from epp.picker.unserved import UnservedRequest
 from epp.protocol import asking
-from epp.protocol.answers import SampledAnswer, answer_to_headers, model_list, refused, sampled_answer
+from epp.protocol.answers import answer_to_headers, model_list, refused, sampled_answer
 from epp.protocol.asking import Asked, Head
 from epp.protocol.header_names import RESERVED
 from epp.protocol.http_events import (
@@ -44,6 +44,7 @@ from epp.protocol.http_events import (
     pieces,
 )
 from epp.protocol.settings import StreamContext
+from epp.request.response import ResponseReader
 
 _SILENT: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 _UNPICKED: Final = (Answer(Slot.REQUEST_HEADERS, remove_headers=RESERVED),)
@@ -96,8 +97,8 @@ class HttpStream:
         """Whether no more pieces of the request's body come."""
         self._waiting: WaitingRequest | UnservedRequest | None = None
         """Set while flow control holds the request."""
-        self._sampled: SampledAnswer | None = None
-        """Set while the picker learns from the answer's body as it streams by."""
+        self._sampled: ResponseReader | None = None
+        """Set while the picker reads the body of the answer as it streams by."""
 
     def hurry(self) -> None:
         """Say that the picker has too much work. If the request is not picked yet, it is routed by load. Only
@@ -410,7 +411,9 @@ class HttpStream:
         else:
             asking.note_answer(event, pick, context.picker, now=now)
             if pick.sampled and not event.end_of_stream:
-                self._sampled = sampled_answer(event, pick, context, modes=self._modes, hold=self.hold)
+                self._sampled = sampled_answer(
+                    event, pick, context.settings, modes=self._modes, hold=self.hold
+                )
         if event.end_of_stream:
             self._enter(Phase.DONE)
         reads = self._sampled is not None
@@ -429,7 +432,7 @@ class HttpStream:
         if self._sampled is not None:
             if self.phase is Phase.ANSWERED:
                 self._enter(Phase.READING)
-            self._sampled.feed(event.data, now=now)
+            self._note_made(self._sampled.feed(event.data, now=now), now=now)
         if event.end_of_stream:
             self._end_answer(now=now)
         if not self._modes.response_body.echoed:
@@ -437,8 +440,15 @@ class HttpStream:
         return pieces(Slot.RESPONSE_BODY, event.data, end_of_stream=event.end_of_stream)
 
     def _end_answer(self, *, now: float) -> None:
+        """Pass what a sampled answer showed to the picker. An answer without a byte showed nothing."""
         sampled, self._sampled = self._sampled, None
-        if sampled is not None:
-            sampled.end(now=now)
+        if sampled is not None and self.pick is not None and self.phase is Phase.READING:
+            feedback = sampled.finish()
+            self._context.picker.on_feedback(self.pick, feedback, now=now)
+            self._note_made(feedback.made, now=now)
         if self.phase in (Phase.ANSWERED, Phase.READING):
             self._enter(Phase.DONE)
+
+    def _note_made(self, made: str, *, now: float) -> None:
+        if made and self.pick is not None:
+            self._context.picker.on_made(self.pick, made, now=now)

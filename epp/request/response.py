@@ -109,6 +109,8 @@ class ResponseFeedback:
     told: int | None = None
     """The status that the body tells: 200 if something was generated, the code of an error, or 500 if the
     answer's own end came first."""
+    made: str = ""
+    """The id of what the server made, if only the end showed it. See `ResponseReader.feed`."""
 
 
 class ResponseReader:
@@ -132,10 +134,14 @@ class ResponseReader:
         self._first_token_at: float | None = None
         self._usage: dict[str, int] = {}
         """The last count that came under each name."""
-        self._made: str | None = ""
-        """The id of what the server made. None: it was taken."""
+        self._seeks_id = makes
+        self._made = ""
+        """The id of what the server made, until it is returned."""
 
-    def feed(self, piece: bytes | memoryview, *, now: float) -> None:
+    def feed(self, piece: bytes | memoryview, *, now: float) -> str:
+        """Read a piece. Return the id of the object that the server made and keeps, such as a stored
+        response, if this piece shows the id: a client may name it while the answer goes on.
+        """
         piece = self._unpacked(piece)
         if self._events is not None:
             for data in self._events.feed(piece):
@@ -147,6 +153,8 @@ class ResponseReader:
             if len(self._json) > MAX_EVENT_BYTES:
                 self._note_id({}, self._json)
                 self._json = None
+        made, self._made = self._made, ""
+        return made
 
     def _unpacked(self, piece: bytes | memoryview) -> bytes | memoryview:
         if self._packed is None:
@@ -168,7 +176,7 @@ class ResponseReader:
         elif self._json is not None:
             self._on_json(bytes(self._json))
         if self._packed is not None:
-            return ResponseFeedback()
+            return ResponseFeedback(made=self._made)
         counts = self._usage.get
         prompt_tokens = counts("prompt_tokens", counts("input_tokens"))
         cached_tokens = counts("cached_tokens")
@@ -183,16 +191,8 @@ class ResponseReader:
             cached_tokens=cached_tokens,
             completion_tokens=counts("completion_tokens", counts("output_tokens")),
             told=self._told(),
+            made=self._made,
         )
-
-    def take_made(self) -> str:
-        """Return the id of the object that the server made and keeps, such as a stored response. Empty: it is
-        not known yet, or was returned before.
-        """
-        made = self._made or ""
-        if made:
-            self._made = None
-        return made
 
     def _told(self) -> int | None:
         if self._error is not None:
@@ -250,10 +250,11 @@ class ResponseReader:
 
     def _note_id(self, made: dict[str, object], text: bytes | bytearray) -> None:
         """Note the id of the object that the server made. A text too large to decode has it in front."""
-        if self._made == "" and self._kind in (ApiKind.RESPONSES, ApiKind.QUERY):
+        if self._seeks_id:
             front = None if made else _FRONT.match(text)
             name = front[1].decode(errors="replace") if front else made.get("id")
             self._made = bounded_name(name) if isinstance(name, str) else ""
+            self._seeks_id = not self._made
 
     def _on_usage(self, holder: dict[str, object]) -> None:
         usage = _object(holder.get("usage"))
