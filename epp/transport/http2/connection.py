@@ -89,7 +89,7 @@ class Connection:
     @property
     def unsent(self) -> int:
         """Bytes of answers that wait for the peer's windows."""
-        return self._table.unsent
+        return self._table.own.unsent
 
     def receive(self, data: bytes, *, now: float, limit: int = ALL) -> list[Event]:
         """Read received bytes in at most about `limit` steps. The rest stays for the next call."""

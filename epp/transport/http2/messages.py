@@ -46,20 +46,11 @@ class BadMessageError(Exception):
         self.reason = reason
 
 
-@dataclass(slots=True, eq=False)
-class Holder:
-    """The unfinished messages of one connection."""
-
-    now: int = 0
-    messages: OrderedDict[Assembly, None] = field(default_factory=OrderedDict)
-    """The oldest first."""
-    torn: list[int] = field(default_factory=list)
-    """Streams that have lost the bytes of a message."""
-
-
 @dataclass(slots=True)
 class HeldBytes:
-    """The bytes that all connections together hold: unfinished messages, and answers that nobody has read."""
+    """The bytes that all connections hold together, or that one of them holds: unfinished messages, and
+    answers that nobody has read.
+    """
 
     most: int
     """The bound of either kind."""
@@ -69,14 +60,20 @@ class HeldBytes:
     """Bytes of answers that wait for a peer's window."""
     messages: OrderedDict[Assembly, None] = field(default_factory=OrderedDict)
     """The unfinished messages, the oldest first."""
+    torn: list[int] = field(default_factory=list)
+    """Of one connection: streams that have lost the bytes of a message."""
 
-    def make_room(self, holder: Holder) -> None:
-        """Throw away the oldest messages while there are too many bytes: first those of a holder that has
-        several and more than its share, half of the bytes. A peer that sends its messages to their ends holds
-        none for long, so a newcomer does not pay for those who hold back.
+    def of_a_connection(self) -> HeldBytes:
+        """Return the record of one connection, whose share is half of the bytes."""
+        return HeldBytes(self.most // 2)
+
+    def make_room(self, own: HeldBytes) -> None:
+        """Throw away the oldest messages while there are too many bytes: first those of the connection with
+        the newest bytes, if it has several and more than its share. A peer that sends its messages to their
+        ends holds none for long, so a newcomer does not pay for those who hold back.
         """
-        while 2 * holder.now > self.most and len(holder.messages) > 1:
-            next(iter(holder.messages)).lose("too_much_held")
+        while own.now > own.most and len(own.messages) > 1:
+            next(iter(own.messages)).lose("too_much_held")
         while self.now > self.most:
             next(iter(self.messages)).lose("too_much_held")
 
@@ -87,19 +84,21 @@ class HeldBytes:
 
 
 class Assembly:
-    """One message that comes in several parts. Its bytes count in `held` while they are kept."""
+    """One message that comes in several parts. Its bytes count in `held` and `own` while they are kept."""
 
-    __slots__ = ("_bytes", "_held", "_holder", "_number", "_prefix", "_size", "began", "lost")
+    __slots__ = ("_bytes", "_held", "_number", "_own", "_prefix", "_size", "began", "lost")
 
-    def __init__(self, held: HeldBytes, number: int, *, holder: Holder, now: float) -> None:
-        """Begin a message of stream `number`. If its bytes are thrown away, the holder notes the number."""
+    def __init__(self, held: HeldBytes, number: int, *, own: HeldBytes, now: float) -> None:
+        """Begin a message of stream `number`. own: the record of its connection, which notes the number if
+        the bytes are thrown away.
+        """
         self._held = held
-        self._holder = holder
+        self._own = own
         self._number = number
         self.began = now
         self.lost: BadMessageError | None = None
         """Why the bytes were thrown away. None: they were not."""
-        held.messages[self] = holder.messages[self] = None
+        held.messages[self] = own.messages[self] = None
         self._prefix = b""
         self._size = -1
         """Length of the message. -1: its prefix is not complete yet."""
@@ -122,7 +121,7 @@ class Assembly:
         if at < stop:
             self._bytes += memoryview(data)[at:stop]
             self._count(stop - at)
-            self._held.make_room(self._holder)
+            self._held.make_room(self._own)
             if self.lost is not None:
                 raise self.lost
         return stop
@@ -136,21 +135,21 @@ class Assembly:
         return message
 
     def drop(self) -> None:
-        for owner in (self._held, self._holder):
-            owner.messages.pop(self, None)
+        for record in (self._held, self._own):
+            record.messages.pop(self, None)
         self._count(-len(self._bytes))
         self._bytes = bytearray()
 
     def _count(self, more: int) -> None:
         self._held.now += more
-        self._holder.now += more
+        self._own.now += more
 
     def lose(self, reason: str) -> None:
         """Throw away the bytes. The call ends with the next look at it."""
         self.drop()
         text = "the message stayed unfinished for too long"
         self.lost = BadMessageError(RESOURCE_EXHAUSTED, text, reason=reason)
-        self._holder.torn.append(self._number)
+        self._own.torn.append(self._number)
 
 
 def message_bytes(data: bytes, at: int, *, max_bytes: int) -> int:
@@ -235,15 +234,12 @@ def trailers(status: int, details: str, *, alone: bool) -> bytes:
     return encode(fields)
 
 
-_NO_CALL: Final = b"This port speaks gRPC alone: POST, with content-type application/grpc.\n"
-
-
-@functools.lru_cache(maxsize=16)
-def refusal(http_status: int) -> tuple[bytes, bytes]:
-    """Return the header block and the body of the answer to a stream that is not a gRPC call."""
-    fields = (
-        (":status", str(http_status)),
-        ("content-type", "text/plain"),
-        ("content-length", str(len(_NO_CALL))),
+NO_CALL: Final = b"This port speaks gRPC alone: POST, with content-type application/grpc.\n"
+"""The body of the answer to a stream that is not a gRPC call."""
+REFUSALS: Final = {
+    status: encode(
+        ((":status", str(status)), ("content-type", "text/plain"), ("content-length", str(len(NO_CALL))))
     )
-    return encode(fields), _NO_CALL
+    for status in (405, 415)
+}
+"""The header blocks of this answer, by its status."""

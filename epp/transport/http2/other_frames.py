@@ -125,7 +125,7 @@ class DataParts:
                             at = stop
                             continue
                     assembly = stream.assembly = Assembly(
-                        streams.held, stream.number, holder=streams.unfinished, now=streams.now
+                        streams.held, stream.number, own=streams.own, now=streams.now
                     )
                 at = assembly.take(data, at, end, max_bytes=most)
                 message = assembly.whole()
@@ -217,7 +217,7 @@ class Control:
 
     def _check_calls(self, now: float) -> None:
         streams, limits = self._streams, self._limits
-        torn, streams.unfinished.torn = streams.unfinished.torn, []
+        torn, streams.own.torn = streams.own.torn, []
         for stream in filter(None, map(streams.by_number.get, torn)):
             if stream.assembly is not None and stream.assembly.lost is not None:
                 streams.give_up(stream, stream.assembly.lost)

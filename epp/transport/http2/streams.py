@@ -12,7 +12,9 @@ from epp.transport.http2.frames import RATES, Code, Flag, FrameError, Kind, Limi
 from epp.transport.http2.messages import (
     GRPC_RESPONSE,
     INTERNAL,
+    NO_CALL,
     OK,
+    REFUSALS,
     Assembly,
     BadMessageError,
     Event,
@@ -20,10 +22,8 @@ from epp.transport.http2.messages import (
     Gone,
     HalfClosed,
     HeldBytes,
-    Holder,
     Reply,
     pack_prefix,
-    refusal,
     trailers,
 )
 
@@ -100,14 +100,13 @@ class StreamTable:
         send there is thrown away."""
         self.stalled: dict[Stream, float] = {}
         """Streams that wait for either window, with the time since when. The longest waiting come first."""
-        self.unfinished = Holder()
+        self.own = held.of_a_connection()
+        """What this connection holds of `held`."""
         self.lately: dict[int, None] = {}
         """Streams that we reset a short time ago. Frames that the peer sent before it knew of the reset are
         ignored."""
         self.last_id = 0
         """The highest stream number that the peer has used."""
-        self.unsent = 0
-        """Bytes of all answers that wait for the peer's windows."""
         self.our_window = limits.connection_window_bytes
         """How many more bytes the peer may send on the connection."""
         self.window = frames.DEFAULT_WINDOW
@@ -147,7 +146,7 @@ class StreamTable:
             stream.credit = 0
 
     def _open(self) -> None:
-        if self._credit >= self._step and self.unsent <= self.limits.all_backlogs_bytes:
+        if self._credit >= self._step and self.own.unsent <= self.limits.all_backlogs_bytes:
             self.out.append(frames.window_update(0, self._credit))
             self.our_window += self._credit
             self._credit = 0
@@ -199,7 +198,7 @@ class StreamTable:
 
     def _wait(self, more: int) -> None:
         """Count bytes that begin or cease to wait for the peer's windows."""
-        self.unsent += more
+        self.own.unsent += more
         self.held.unsent += more
         self._open()
 
@@ -374,11 +373,10 @@ class StreamTable:
         """Answer a stream that is not a gRPC call with an HTTP response. The stream's body is thrown away."""
         self.events.append(Fault("no_grpc_call"))
         self.lingering[stream] = self.now
-        block, body = refusal(http_status)
         stream.answered = True
-        self.send_headers(stream.number, block, flags=Flag.END_HEADERS)
+        self.send_headers(stream.number, REFUSALS[http_status], flags=Flag.END_HEADERS)
         stream.end = b""
-        self.queue(stream, body)
+        self.queue(stream, NO_CALL)
 
     def fail(self, code: Code, reason: str) -> None:
         """Send GOAWAY and drop every open stream."""
@@ -393,5 +391,5 @@ class StreamTable:
             assert 0 <= stream.window <= self.limits.stream_window_bytes
             assert stream.end is None or stream.backlog or stream in self.lingering
         assert {*self.lingering, *self.stalled, *self._waiting} <= {*self.by_number.values()}
-        assert self.unsent == sum(len(stream.backlog or b"") for stream in self.by_number.values())
+        assert self.own.unsent == sum(len(stream.backlog or b"") for stream in self.by_number.values())
         assert len(self.lately) <= _LATELY

@@ -2,7 +2,7 @@
 
 import pytest
 
-from epp.transport.http2.messages import Assembly, BadMessageError, Fault, Gone, HeldBytes, Holder, Message
+from epp.transport.http2.messages import Assembly, BadMessageError, Fault, Gone, HeldBytes, Message
 from tests.harness.http2_frames import CallerSide, data, grpc, headers, reset
 
 
@@ -63,8 +63,8 @@ def test_the_messages_of_one_frame_are_read_in_portions() -> None:
 MESSAGE = b"\0\0\0\0\x06abcdef"
 
 
-def begun(held: HeldBytes, *, by: Holder | None = None, number: int = 1, now: float = 0.0) -> Assembly:
-    return Assembly(held, number, holder=by or Holder(), now=now)
+def begun(held: HeldBytes, *, by: HeldBytes | None = None, number: int = 1) -> Assembly:
+    return Assembly(held, number, own=by or held.of_a_connection(), now=0.0)
 
 
 def test_a_message_that_alone_exceeds_the_bytes_of_all_is_refused() -> None:
@@ -75,7 +75,8 @@ def test_a_message_that_alone_exceeds_the_bytes_of_all_is_refused() -> None:
 
 
 def test_a_connection_with_more_than_half_of_the_bytes_pays_itself() -> None:
-    held, one, two = HeldBytes(most=20), Holder(), Holder()
+    held = HeldBytes(most=20)
+    one, two = held.of_a_connection(), held.of_a_connection()
     other = begun(held, by=two)
     for assembly in (other, *(begun(held, by=one, number=number) for number in (1, 3, 5))):
         assembly.take(MESSAGE, 0, 10, max_bytes=6)
