@@ -53,12 +53,11 @@ class AccessLog:
         if len(entries) > MOST_ENTRIES:
             self._on_fault("access_log_too_large")
         for entry in entries[:MOST_ENTRIES]:
-            if _is_cut(entry) and not self._report_cut(entry, now=now):
-                self._on_fault("cut_by_unknown_server")
-
-    def _report_cut(self, entry: HTTPAccessLogEntry, *, now: float) -> bool:
-        socket = entry.common_properties.upstream_remote_address.socket_address
-        return self._picker.news.answer_cut(Address(socket.address, socket.port_value), now=now)
+            if _is_cut(entry):
+                socket = entry.common_properties.upstream_remote_address.socket_address
+                server = Address(socket.address, socket.port_value)
+                if not self._picker.news.answer_cut(server, now=now):
+                    self._on_fault("cut_by_unknown_server")
 
 
 def _is_cut(entry: HTTPAccessLogEntry) -> bool:

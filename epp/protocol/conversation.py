@@ -8,7 +8,6 @@ interleave inside the picker. Invariant: however a call ends, its `HttpStream` i
 outlives it.
 """
 
-import dataclasses
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -136,6 +135,8 @@ class LiveStreams:
         """A function that has `tidy` called once the answer of a pick is written."""
         self._untidy = False
         """Whether `tidy` will be called."""
+        self._holds = settings.hold_streams
+        """Whether streams stay until their requests end. A drain ends this."""
 
     @property
     def max_message_bytes(self) -> int:
@@ -145,7 +146,7 @@ class LiveStreams:
     def begin(self, stream: HttpStream, call: Caller, *, now: float) -> None:
         """Take in a stream whose first message has come."""
         self.live[stream], self.last_began = call, now
-        stream.hold = stream.hold and self.context.settings.hold_streams
+        stream.hold = self._holds
         picker = self.picker
         if picker.policy is not self.policy or picker.flow_read is not self.flow_read:
             self._renew(picker)
@@ -189,8 +190,7 @@ class LiveStreams:
         """Let go of every stream that has answered response headers, now and from now on. Return the streams
         whose requests waited in the gate until now.
         """
-        settings = dataclasses.replace(self.context.settings, hold_streams=False)
-        self.context = dataclasses.replace(self.context, settings=settings)
+        self._holds = False
         now = self.clock()
         waited = frozenset(stream for stream in self.live if stream.phase is Phase.WAITING)
         if self.context.gate is not None:

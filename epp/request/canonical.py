@@ -47,6 +47,8 @@ CONTINUING = bytes(range(0x80, 0xC0))
 """The bytes that continue a letter of UTF-8."""
 
 TOOL_RESULT = FIELD + b"tool_result" + FIELD
+_TOOL_CALLS = PART + FIELD + b"tool_calls" + FIELD
+_FUNCTION_CALL = PART + FIELD + b"function_call" + FIELD
 
 _HEADINGS = {
     role: SECTION + role + BODY for role in (b"system", b"user", b"assistant", b"tool", b"developer")
@@ -94,17 +96,11 @@ class _Part(Struct, gc=False):
 _DECODE_PART = msgspec.json.Decoder(_Part)
 
 
-def heading(role: bytes, *, name: bytes = b"", answers: bytes = b"") -> bytes:
-    """Return the heading before a message's content: role, author's name, the tool call that it answers."""
-    known = _HEADINGS.get(role)
-    if known is not None and not name and not answers:
-        return known
-    fields = [SECTION + role]
-    if name:
-        fields.append(b"name=" + name)
-    if answers:
-        fields.append(b"call=" + answers)
-    return FIELD.join(fields) + BODY
+def heading(role: bytes, *fields: bytes) -> bytes:
+    """Return the heading before a message's content: the role, and the fields that are not empty."""
+    if not any(fields):
+        return _HEADINGS.get(role) or SECTION + role + BODY
+    return FIELD.join((SECTION + role, *filter(None, fields))) + BODY
 
 
 def label(name: bytes) -> bytes:
@@ -118,16 +114,9 @@ def present(raw: Raw) -> bool:
     return len(memoryview(raw)) > _LONGEST_ABSENT or bytes(raw) not in _ABSENT
 
 
-def raw_section(name: bytes, raw: Raw) -> list[Piece]:
-    """Return a section with JSON as it was sent, if any. Other white space costs a hit and does no harm."""
-    return [label(name), raw] if present(raw) else []
-
-
-def raw_call(name: bytes, raw: Raw) -> list[Piece]:
-    """Return a message's tool calls, as they were sent. They stand after the content, because the server
-    wrote the text first.
-    """
-    return [PART + FIELD + name + FIELD, raw] if present(raw) else []
+def as_sent(front: bytes, raw: Raw) -> list[Piece]:
+    """Return JSON as it was sent behind `front`, if any. Other white space costs a hit and does no harm."""
+    return [front, raw] if present(raw) else []
 
 
 def items_of(raw: Raw) -> list[Raw]:
@@ -295,10 +284,11 @@ def render_messages(
                 open_thoughts.append(len(sections))
                 sections.append(FIELD + b"reasoning" + FIELD + b"".join(thoughts) + PART)
         sections.append(text)
+        # Tool calls stand after the content, because the server wrote the text first.
         if message.tool_calls is not NO_RAW:
-            sections += raw_call(b"tool_calls", message.tool_calls)
+            sections += as_sent(_TOOL_CALLS, message.tool_calls)
         if message.function_call is not NO_RAW:
-            sections += raw_call(b"function_call", message.function_call)
+            sections += as_sent(_FUNCTION_CALL, message.function_call)
 
 
 def _only_results(text: bytes, content: Raw) -> bool:
@@ -317,10 +307,11 @@ def _forget(sections: list[Piece], places: list[int]) -> None:
 
 
 def _heading(message: ChatMessage, role: bytes) -> bytes:
+    """Return the heading with the author's name and the tool call that the message answers, if any."""
     if message.name is NO_RAW and message.tool_call_id is NO_RAW:
         return heading(role)
     name, answers = text_bytes(message.name), text_bytes(message.tool_call_id)
-    return heading(role, name=name or b"", answers=answers or b"")
+    return heading(role, b"name=" + name if name else b"", b"call=" + answers if answers else b"")
 
 
 class _Item(Struct, gc=False):

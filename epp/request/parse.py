@@ -67,6 +67,7 @@ _UNREADABLE: Final = (
     msgspec.DecodeError, OverflowError, UnicodeDecodeError, RecursionError, UnfollowedError,
 )  # fmt: skip
 
+_TOOLS: Final = canonical.label(b"tools")
 _EMBEDDING_CHARS: Final = 10_923
 """Base64 of one token's embedding of 4,096 numbers of two bytes."""
 _NO_MEDIA: Final = Media()
@@ -240,8 +241,8 @@ def _parse_chat(asked: Fields, prompt: bytes = b"") -> InferenceRequest:
         sections = []
         if present(asked.chat_template):
             sections += (canonical.label(b"template"), canonical.digest(asked.chat_template))
-        sections += canonical.raw_section(b"documents", asked.documents)
-        sections += canonical.raw_section(b"tools", asked.tools)
+        sections += canonical.as_sent(canonical.label(b"documents"), asked.documents)
+        sections += canonical.as_sent(_TOOLS, asked.tools)
         sections += messages
     limit = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
     return _request(ApiKind.CHAT, asked, sections, media, max_tokens=limit, shaped=shaped)
@@ -249,7 +250,7 @@ def _parse_chat(asked: Fields, prompt: bytes = b"") -> InferenceRequest:
 
 def _parse_messages(asked: Fields) -> InferenceRequest:
     media: list[Media] = []
-    sections = canonical.raw_section(b"tools", asked.tools)
+    sections = canonical.as_sent(_TOOLS, asked.tools)
     if system := PART.join(canonical.content_parts(asked.system, media=media, system=True)):
         sections += (canonical.heading(b"system"), system)
     canonical.render_messages(sections, asked.messages, media=media, thinks=True)
@@ -264,7 +265,7 @@ def _parse_responses(asked: Fields) -> InferenceRequest:
         # The real prefix is only in the server's memory.
         # The id in front keeps these bytes from matching other prompts.
         sections += (canonical.label(b"previous"), canonical.OPAQUE, previous)
-    sections += canonical.raw_section(b"tools", asked.tools)
+    sections += canonical.as_sent(_TOOLS, asked.tools)
     if instructions := text_bytes(asked.instructions):
         sections += (canonical.heading(b"system"), instructions)
     if first_byte(asked.input) == _QUOTE:
