@@ -21,6 +21,7 @@ import ssl
 import time
 from _ssl import _test_decode_cert  # type: ignore[attr-defined]  # typeshed lacks it; `ssl` shows dates of CA certificates only
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Generic, TypeVar
@@ -37,42 +38,34 @@ _MAX_BYTES: Final = 16 * 2**20
 T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
 class FileWatcher(Generic[T]):
     """Calls `on_change` with the result of `parse` for each new content of `path`. A ConfigError refuses this
     content. An OSError postpones it.
 
     `parse` runs in a thread, because a long YAML file takes seconds, for which requests should not wait.
-    `applied` is the content already in use. Without `applied`, `on_change` gets the first content too.
+    `applied` is the content that was passed on last. Without `applied`, `on_change` gets the first content
+    too.
     `on_result` is called after every attempt: True if the content was taken, False if it was refused or the
     file became unreadable.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        parse: Callable[[bytes], T],
-        on_change: Callable[[T], None],
-        on_result: Callable[[bool], None] = lambda _: None,
-        applied: bytes | None = None,
-        poll_s: float = _POLL_S,
-    ) -> None:
-        self.path = path
-        self._parse = parse
-        self._on_change = on_change
-        self._on_result = on_result
-        self._poll_s = poll_s
-        self._handed_over = applied
-        self._glimpsed: bytes | None = None
-        self._refused = ""
-        """Why the content that was passed on last is not in use."""
-        self.fault = ""
-        """Why the content of the file is not in use. Empty: it is."""
+    path: Path
+    _: KW_ONLY
+    parse: Callable[[bytes], T]
+    on_change: Callable[[T], None]
+    on_result: Callable[[bool], None] = lambda _: None
+    applied: bytes | None = None
+    _glimpsed: bytes | None = None
+    _refused: str = ""
+    """Why the content that was passed on last is not in use."""
+    fault: str = ""
+    """Why the content of the file is not in use. Empty: it is."""
 
     async def run(self) -> None:
         while True:
             await self.look()
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(_POLL_S)
 
     async def look(self) -> None:
         """Check the file once. A change is passed on at the second check that finds it."""
@@ -85,7 +78,7 @@ class FileWatcher(Generic[T]):
                 f"{self.path} cannot be read; what was read before stays: {error.strerror}; {to_do(error)}"
             )
             return
-        if content == self._handed_over:
+        if content == self.applied:
             if self.fault != self._refused:
                 self._report(self._refused, good="is in use again")
         elif content == glimpsed:
@@ -103,13 +96,13 @@ class FileWatcher(Generic[T]):
     async def _hand_over(self, content: bytes) -> None:
         refused = ""
         try:
-            self._on_change(await asyncio.to_thread(self._parse, content))
+            self.on_change(await asyncio.to_thread(self.parse, content))
         except OSError as error:
             self._report(f"{self.path} has changed and cannot be used yet; will try again: {error}")
             return
         except ConfigError as error:
             refused = f"a change is refused, and the old content stays in use: {error}"
-        self._handed_over, self._refused = content, refused
+        self.applied, self._refused = content, refused
         self._report(refused, good="has changed and is in use")
 
     def _report(self, fault: str, *, good: str = "") -> None:
@@ -118,7 +111,7 @@ class FileWatcher(Generic[T]):
             return
         self.fault = fault
         _log.log(logging.ERROR if fault else logging.INFO, "%s", fault or f"{self.path} {good}")
-        self._on_result(not fault)
+        self.on_result(not fault)
 
 
 # -- certificates --------------------------------------------------------------------------------------------
@@ -172,22 +165,14 @@ def _check_expiry(path: str, *, where: str, unix_now_s: float) -> None:
         raise ConfigError(f"{where}: the certificate expired at {until:%Y-%m-%d %H:%M} UTC; renew it")
 
 
+@dataclass(slots=True, eq=False)
 class CertificateWatch:
     """Calls `on_result` with whether the files can be used: after the first check, and after each change."""
 
-    def __init__(
-        self,
-        tls: Tls,
-        *,
-        field: str,
-        on_result: Callable[[bool], None],
-        unix_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._tls = tls
-        self._field = field
-        self._on_result = on_result
-        self._unix_clock = unix_clock
-        self._fault: str | None = None
+    tls: Tls
+    field: str
+    on_result: Callable[[bool], None]
+    _fault: str | None = None
 
     async def run(self) -> None:
         while True:
@@ -201,13 +186,13 @@ class CertificateWatch:
         if fault:
             _log.error("TLS handshakes fail now, or will fail after the next start: %s", fault)
         elif self._fault is not None:
-            _log.info("%s can be used again", self._field)
+            _log.info("%s can be used again", self.field)
         self._fault = fault
-        self._on_result(not fault)
+        self.on_result(not fault)
 
     def _find_fault(self) -> str:
         try:
-            check_tls(self._tls, field=self._field, unix_now_s=self._unix_clock())
+            check_tls(self.tls, field=self.field, unix_now_s=time.time())
         except ConfigError as error:
             return str(error)
         return ""

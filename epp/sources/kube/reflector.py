@@ -13,9 +13,9 @@ Called by `pools` and `cluster`.
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, Generic, TypeVar
 
@@ -49,36 +49,27 @@ V = TypeVar("V")
 _Part = TypeVar("_Part", bound=msgspec.Struct)
 
 
+@dataclass(slots=True, eq=False)
 class Collection(Generic[T, V]):
     """The objects of one kind, and what counts of each by its name. `replace`, `put` and `remove` return
     whether anything that counts has changed.
     """
 
-    def __init__(
-        self,
-        what: str,
-        kind: type[T],
-        path: str,
-        *,
-        read: Callable[[T, V | None], V | None],
-        selectors: Iterable[tuple[str, str]] = (),
-        most: int = sys.maxsize,
-    ) -> None:
-        """what: their name for logs and metrics, such as pods or policies.
-        path, selectors: where the API server has the objects, and which of them to follow.
-        read: returns what counts of an object, or None if nothing does. It gets what counted of the object
-        until now.
-        most: most objects. Others are left out.
-        """
-        self.what = what
-        self.kind = kind
-        self.path = path
-        self.selectors = tuple(selectors)
-        self.found: dict[str, V] = {}
-        self.listed = False
-        """Whether the objects have been listed, so that those which are not here do not exist."""
-        self._read = read
-        self._most = most
+    what: str
+    """Their name for logs and metrics, such as pods or policies."""
+    kind: type[T]
+    path: str
+    """Where the API server has the objects."""
+    read: Callable[[T, V | None], V | None]
+    """Returns what counts of an object, or None if nothing does. It gets what counted of the object until
+    now."""
+    selectors: Sequence[tuple[str, str]] = ()
+    """Which of the objects to follow."""
+    most: int = sys.maxsize
+    """Most objects. Others are left out."""
+    found: dict[str, V] = field(default_factory=dict)
+    listed: bool = False
+    """Whether the objects have been listed, so that those which are not here do not exist."""
 
     def replace(self, objects: Sequence[T]) -> bool:
         self.listed = True
@@ -88,8 +79,8 @@ class Collection(Generic[T, V]):
     def put(self, found: T) -> bool:
         name = found.metadata.name
         before = self.found.get(name)
-        after = self._read(found, before)
-        if after is None or (before is None and len(self.found) >= self._most):
+        after = self.read(found, before)
+        if after is None or (before is None and len(self.found) >= self.most):
             return self._drop(name)
         self.found[name] = after
         return after != before
@@ -98,7 +89,7 @@ class Collection(Generic[T, V]):
         return self._drop(found.metadata.name)
 
     def check_integrity(self) -> None:
-        assert len(self.found) <= self._most
+        assert len(self.found) <= self.most
 
     def _drop(self, name: str) -> bool:
         return self.found.pop(name, None) is not None
@@ -141,30 +132,24 @@ class _Event(msgspec.Struct, frozen=True):
     object: msgspec.Raw
 
 
+@dataclass(slots=True, eq=False)
 class Reflector(Generic[T]):
     """Keeps a collection up to date. `on_change` is called after each list, and after each event that changed
     anything.
     """
 
-    def __init__(
-        self, access: Access, collection: Collection[T, Any], *, on_change: Callable[[], None]
-    ) -> None:
-        self._api = access.api
-        self._on_state = access.on_state
-        self._rng = access.rng
-        self._collection = collection
-        self._on_change = on_change
-        self._pauses = Pauses(access.rng, longest_s=_LONGEST_PAUSE_S)
-        self._version = ""
-        """The version from which a watch can continue. Empty: list first."""
-        self._complaint: str | None = None
-        """Why it cannot be followed now. Empty: it can. None: nobody has asked yet."""
-        self._unreadable = ""
-        """The last message about an object, or its status, that cannot be read."""
-        self._object = msgspec.json.Decoder(collection.kind)
+    access: Access
+    collection: Collection[T, Any]
+    on_change: Callable[[], None]
+    _version: str = ""
+    """The version from which a watch can continue. Empty: list first."""
+    _complaint: str | None = None
+    """Why it cannot be followed now. Empty: it can. None: nobody has asked yet."""
+    _unreadable: str = ""
+    """The last message about an object, or its status, that cannot be read."""
 
     async def run(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, pauses = asyncio.get_running_loop(), Pauses(self.access.rng, longest_s=_LONGEST_PAUSE_S)
         while True:
             started = loop.time()
             try:
@@ -177,21 +162,21 @@ class Reflector(Generic[T]):
                 else:
                     self._report(error)
             if loop.time() - started >= _LIVED_S:
-                self._pauses.reset()
-            await asyncio.sleep(self._pauses.next_s())
+                pauses.reset()
+            await asyncio.sleep(pauses.next_s())
 
     def check_integrity(self) -> None:
-        assert self._collection.listed or not self._version, "a version comes with a list"
+        assert self.collection.listed or not self._version, "a version comes with a list"
 
     async def _list(self) -> None:
         found: list[T] = []
         listed = 0
         token = ""
         while True:
-            query = [*self._collection.selectors, ("limit", _PAGE)]
+            query = [*self.collection.selectors, ("limit", _PAGE)]
             if token:
                 query.append(("continue", token))
-            text = await self._api.request("GET", self._collection.path, query=query)
+            text = await self.access.api.request("GET", self.collection.path, query=query)
             page = self._decode(text, _ObjectPage)
             found += [one for item in page.items if (one := self.read(item)) is not None]
             listed += len(page.items)
@@ -200,22 +185,24 @@ class Reflector(Generic[T]):
                 break
         if listed and not found:
             raise ApiError(f"none of {listed} objects can be read")
-        self._collection.replace(found)
+        self.collection.replace(found)
         self._version = page.metadata.resource_version
         self._report()
-        self._on_change()
+        self.on_change()
 
     async def _watch(self) -> None:
         query = [
-            *self._collection.selectors,
+            *self.collection.selectors,
             ("watch", "1"),
             ("allowWatchBookmarks", "true"),
             ("resourceVersion", self._version),
-            ("timeoutSeconds", str(self._rng.randint(*_WATCH_S))),
+            ("timeoutSeconds", str(self.access.rng.randint(*_WATCH_S))),
         ]
         # If this loop is left early, by an event or by a cancellation,
         # the connection must not wait for the garbage collector.
-        async with aclosing(self._api.watch(self._collection.path, query=query, idle_s=_IDLE_S)) as lines:
+        async with aclosing(
+            self.access.api.watch(self.collection.path, query=query, idle_s=_IDLE_S)
+        ) as lines:
             async for line in lines:
                 self._report()
                 if line:
@@ -232,25 +219,25 @@ class Reflector(Generic[T]):
         if found is None:
             # It is unknown which object this is. A new list has all objects that can be read.
             raise ApiError("an object cannot be read", status=_GONE)
-        take = self._collection.remove if event.type == "DELETED" else self._collection.put
+        take = self.collection.remove if event.type == "DELETED" else self.collection.put
         changed = take(found)
         self._version = found.metadata.resource_version
         if changed:
-            self._on_change()
+            self.on_change()
 
     def read(self, text: msgspec.Raw) -> T | None:
         """Decode one object. None: it cannot be read. An unreadable object must not keep out the others. A
         status that cannot be read counts as absent: another release may have written it.
         """
         try:
-            if self._collection.kind.free_form:
+            if self.collection.kind.free_form:
                 check_cost(bytes(text))
             try:
-                return self._object.decode(text)
+                return msgspec.json.decode(text, type=self.collection.kind)
             except msgspec.ValidationError as error:
                 fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
                 fields.pop("status", None)
-                found = self._object.decode(msgspec.json.encode(fields))
+                found = msgspec.json.decode(msgspec.json.encode(fields), type=self.collection.kind)
                 self._pass_over("the status of one", error)
                 return found
         except (CostlyJsonError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -262,7 +249,7 @@ class Reflector(Generic[T]):
         if str(error) != self._unreadable:
             self._unreadable = str(error)
             _log.error(
-                "%s of the %s cannot be read and does not count: %s", part, self._collection.what, error
+                "%s of the %s cannot be read and does not count: %s", part, self.collection.what, error
             )
 
     def _decode(self, text: bytes | msgspec.Raw, kind: type[_Part]) -> _Part:
@@ -278,10 +265,10 @@ class Reflector(Generic[T]):
         complaint = "" if error is None else f"{error.status} {error}" if error.status else "unreachable"
         if complaint == self._complaint:
             return
-        before, self._complaint, what = self._complaint, complaint, self._collection.what
+        before, self._complaint, what = self._complaint, complaint, self.collection.what
         if error is not None:
             advice = _ADVICE.get(error.status, "")
             _log.error("cannot watch %s; the last known state stays in use: %s%s", what, error, advice)
         elif before:
             _log.info("watching %s works again", what)
-        self._on_state(what, error is None)
+        self.access.on_state(what, error is None)

@@ -41,7 +41,7 @@ async def test_a_change_to_a_bad_pair_and_its_repair_are_each_reported_once(
 ) -> None:
     tls = write_tls(tmp_path)
     results: list[bool] = []
-    watch = CertificateWatch(tls, field="listen.tls", on_result=results.append, unix_clock=lambda: IN_2026)
+    watch = CertificateWatch(tls, field="listen.tls", on_result=results.append)
     await watch.look()
     Path(tls.key_file).write_text("half of a k")
     await watch.look()

@@ -26,7 +26,6 @@ class PickyFollower:
             on_change=self._take,
             on_result=self.results.append,
             applied=applied,
-            poll_s=0.01,
         )
 
     def _take(self, content: bytes) -> None:
@@ -196,7 +195,7 @@ async def test_a_content_is_parsed_in_a_thread_and_applied_on_the_loop(path: Pat
         assert text == "one"
         threads.append(threading.current_thread())
 
-    watcher = FileWatcher(path, parse=parse, on_change=use, poll_s=0.01)
+    watcher = FileWatcher(path, parse=parse, on_change=use)
     await watcher.look()
     await watcher.look()
     parsed, used = threads
