@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from epp.base.types import EndpointName
@@ -39,9 +38,7 @@ def status_of(
         without_model_list=picker.fleet.served.unlisted,
         goal_s=spec.flow.goal_seconds,
         sharing=_sharing(sharing) if sharing is not None else None,
-        exact=replace(exact.status, dropped_prompts=exact.dropped, corrections=picker.caches.corrected)
-        if exact is not None
-        else None,
+        exact=exact.status if exact is not None else None,
     )
 
 

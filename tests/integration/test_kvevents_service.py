@@ -167,7 +167,7 @@ async def test_an_unexpected_error_turns_exact_mode_off_and_is_logged(
 
         for n in range(20):  # The picker goes on, and keeps no more prompts than it may.
             parts.pick(f"{n} and so on " * 40)
-        assert parts.service.dropped == 10
+        assert parts.service.status.dropped_prompts == 10
         assert parts.picker.caches.table.match(
             parts.picker.caches.chain(
                 parse_request(

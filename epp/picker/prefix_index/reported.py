@@ -1,8 +1,7 @@
 """Corrects the prefix table by the servers' reports about their own caches. Only exact mode makes them,
 so the state of exact mode as people and Prometheus see it is defined here too.
 
-`server_caches` calls this module. `state_report` fills in the last two fields of `ExactStatus`,
-and `kvevents` all others. All code here is synchronous.
+`server_caches` calls this module. `kvevents` makes the states. All code here is synchronous.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -74,13 +74,14 @@ class ExactService:
         self._look_at: float
         """Each run makes these."""
         self._gaps = {"found": 0, "lost": 0}
-        self.status = ExactStatus(models={}, servers={}, gaps=self._gaps, malformed=0)
+        self._status = ExactStatus(models={}, servers={}, gaps=self._gaps, malformed=0)
         """The status, at most half a second old. The thread replaces the status as a whole."""
 
     @property
-    def dropped(self) -> int:
-        """Number of prompts that were skipped because too many waited."""
-        return self._queue.dropped
+    def status(self) -> ExactStatus:
+        return replace(
+            self._status, dropped_prompts=self._queue.dropped, corrections=self._picker.caches.corrected
+        )
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         found = ((endpoint.name, event_source(endpoint, self._settings)) for endpoint in endpoints)
@@ -115,12 +116,11 @@ class ExactService:
             await asyncio.sleep(0)
 
     def _turn_off(self, reason: str) -> None:
-        models = {name: replace(m, state="off", reason=reason) for name, m in self.status.models.items()}
+        last = self._status
+        models = {name: replace(m, state="off", reason=reason) for name, m in last.models.items()}
         models = models or {"": ExactModelStatus(state="off", reason=reason, prompts={})}
-        servers = {
-            name: replace(s, state="off", reason=reason, blocks=0) for name, s in self.status.servers.items()
-        }
-        self.status = replace(self.status, models=models, servers=servers)
+        servers = {name: replace(s, state="off", reason=reason, blocks=0) for name, s in last.servers.items()}
+        self._status = replace(last, models=models, servers=servers)
 
     # -- the thread ------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class ExactService:
 
     def _look(self) -> None:
         """Follow the wanted servers, and no others, and write the status."""
-        wanted, followed, before = self._wanted, self._followed, self.status
+        wanted, followed, before = self._wanted, self._followed, self._status
         unreachable: dict[EndpointName, ExactServerStatus] = {}
         for name in [name for name, one in followed.items() if wanted.get(name) != one.source]:
             self._drop(name)
@@ -182,14 +182,14 @@ class ExactService:
                 why = f"cannot receive events: {source.events}: {zmq.strerror(error.errno or 0)}"
                 unreachable[name] = ExactServerStatus(state="off", reason=why, blocks=0, events=0)
                 self._drop(name)
-        self.status = ExactStatus(
+        self._status = after = ExactStatus(
             models=self._exact.models(),
             servers={**self._exact.servers(), **unreachable},
             gaps=dict(self._gaps),
             malformed=self._exact.malformed,
         )
-        _log_changes("model", before.models, self.status.models)
-        _log_changes("server", before.servers, self.status.servers)
+        _log_changes("model", before.models, after.models)
+        _log_changes("server", before.servers, after.servers)
         if self._exact.last_error:
             _log.warning("exact mode skipped a prompt: %s", self._exact.last_error)
             self._exact.last_error = ""

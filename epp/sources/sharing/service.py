@@ -13,6 +13,8 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -42,36 +44,29 @@ _CANCEL_AGAIN_S: Final = 0.2
 _SPEAKER_BYTES: Final = 8
 
 
+@dataclass(slots=True, eq=False)
 class SharingService:
     """Call `run`. When it is cancelled, it closes the link."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        link: Link,
-        *,
-        settings: Sharing,
-        keep: Keep,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.exchange = exchange
-        self._link = link
-        self._settings = settings
-        self._keep = keep
-        self._clock = clock
-        self._channel = ""
-        """The channel that this picker has joined."""
-        self._joined = False
-        """Whether it has sent all that it had to say there."""
-        self._unsent: bytes | None = None
-        self._started = clock()
-        self._agreed_at = float("-inf")
-        """When the hash secret was last compared with the pool's."""
-        self._secret_differs = False
-        self._current = False
-        """Whether it has read what was kept for it, or could not."""
-        self._failures: Counter[str] = Counter()
-        """How often in a row sending or reading has failed, for each that fails now."""
+    exchange: Exchange
+    link: Link
+    _: KW_ONLY
+    settings: Sharing
+    keep: Keep
+    clock: Callable[[], float] = time.monotonic
+    _started: float = inf
+    _channel: str = ""
+    """The channel that this picker has joined."""
+    _joined: bool = False
+    """Whether it has sent all that it had to say there."""
+    _unsent: bytes | None = None
+    _agreed_at: float = -inf
+    """When the hash secret was last compared with the pool's."""
+    _secret_differs: bool = False
+    _current: bool = False
+    """Whether it has read what was kept for it, or could not."""
+    _failures: Counter[str] = field(default_factory=Counter)
+    """How often in a row sending or reading has failed, for each that fails now."""
 
     @property
     def connected(self) -> bool:
@@ -81,12 +76,13 @@ class SharingService:
     @property
     def warm(self) -> bool:
         """Whether this picker knows what the others know, or the wait for it was long enough."""
-        return self._current or self._clock() - self._started >= _WARMUP_S
+        return self._current or self.clock() - self._started >= _WARMUP_S
 
     async def run(self) -> None:
+        self._started = self.clock()
         loops = {"saying": self._send, "reading": self._read}
         tasks: set[asyncio.Task[None]] = {
-            asyncio.create_task(self._keep("sharing", loop), name=f"sharing: {name}")
+            asyncio.create_task(self.keep("sharing", loop), name=f"sharing: {name}")
             for name, loop in loops.items()
         }
         try:
@@ -101,25 +97,25 @@ class SharingService:
             if self.connected:
                 async with asyncio.timeout(_LAST_WORDS_S):
                     await self._flush()
-        await self._link.close()
+        await self.link.close()
 
     # -- loops -----------------------------------------------------------------------------------------------
 
     async def _send(self) -> None:
         while True:
             if await self._works(_TELL, self._join_and_send):
-                await asyncio.sleep(self._settings.flush_interval_seconds)
+                await asyncio.sleep(self.settings.flush_interval_seconds)
 
     async def _join_and_send(self) -> None:
         """Join the channel if necessary, and send all waiting events in batches. A batch that could not be
         sent is sent first the next time.
         """
         await self._agree()
-        channel = self.exchange.channel(self._settings.pool)
+        channel = self.exchange.channel(self.settings.pool)
         if channel != self._channel:
             self._joined = False
-            self.exchange.listener.forget_all(now=self._clock())
-            await self._link.join(channel)
+            self.exchange.listener.forget_all(now=self.clock())
+            await self.link.join(channel)
             self._channel, self._unsent = channel, None
         await self._flush()
         self._joined = True
@@ -128,11 +124,11 @@ class SharingService:
         """Take over the pool's hash secret, if that is possible; if it is another one than before, the table
         starts empty. Compare again from time to time, since a Redis may have been emptied.
         """
-        if self._clock() - self._agreed_at < _COMPARE_S:
+        if self.clock() - self._agreed_at < _COMPARE_S:
             return
         picker = self.exchange.picker
-        shown = await self._link.agree(self._settings.pool, picker.caches.secret.shown())
-        self._agreed_at = self._clock()
+        shown = await self.link.agree(self.settings.pool, picker.caches.secret.shown())
+        self._agreed_at = self.clock()
         agreed = picker.caches.secret.agreed(shown)
         if agreed is None:
             self.exchange.counts.errors["secret"] += 1
@@ -149,31 +145,31 @@ class SharingService:
     async def _flush(self) -> None:
         while True:
             if self._unsent is None:
-                self._unsent = self.exchange.next_batch(now=self._clock())
+                self._unsent = self.exchange.next_batch(now=self.clock())
             if self._unsent is None:
                 return
-            await self._link.send(self._unsent)
+            await self.link.send(self._unsent)
             self._unsent = None
 
     async def _read(self) -> None:
         while True:
-            self.exchange.listener.expire(now=self._clock())
+            self.exchange.listener.expire(now=self.clock())
             # A picker without endpoints could use no batch.
             readable = self._joined and (self.warm or len(self.exchange.picker.fleet))
             works = not readable or await self._works(_HEAR, self._read_once)
             if works and (self.warm or not readable):
                 # Others send at any moment. Reading several batches together costs a fraction.
-                await asyncio.sleep(self._settings.flush_interval_seconds)
+                await asyncio.sleep(self.settings.flush_interval_seconds)
 
     async def _read_once(self) -> None:
-        batches = await self._link.read()
-        started = self._clock()
+        batches = await self.link.read()
+        started = self.clock()
         for received in batches:
             try:
-                for _ in self.exchange.listener.apply(received.data, now=self._clock(), age_s=received.age_s):
-                    if (spent_s := self._clock() - started) >= _PORTION_S:
+                for _ in self.exchange.listener.apply(received.data, now=self.clock(), age_s=received.age_s):
+                    if (spent_s := self.clock() - started) >= _PORTION_S:
                         await asyncio.sleep(spent_s)  # requests get as much time as the events
-                        started = self._clock()
+                        started = self.clock()
             except MalformedBatchError as error:
                 self.exchange.counts.skipped["malformed"] += 1
                 _log.warning("skipped a batch of another picker: %s", error)
@@ -213,8 +209,8 @@ def require(settings: Sharing) -> None:
     if settings.redis is None:
         return
     _redis_link(settings.redis)
-    for field, path in paths_of(settings.redis, under="sharing.redis"):
-        read_file(path, field=field)
+    for place, path in paths_of(settings.redis, under="sharing.redis"):
+        read_file(path, field=place)
 
 
 def make(picker: Picker, settings: Sharing, *, hub: Path | None, keep: Keep) -> SharingService | None:
