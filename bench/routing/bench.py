@@ -107,17 +107,22 @@ def shape_of(spec: Spec, setting: Setting = Setting()) -> EngineShape:
 
 
 def simulate(run: Run) -> Result:
-    return Result(run=run, row=row_of(outcome_of(run)))
+    fleet, workload = _made(run)
+    return Result(run=run, row=row_of(fleet.run(), programs_s=workload.programs_s))
 
 
 def outcome_of(run: Run) -> Outcome:
+    return _made(run)[0].run()
+
+
+def _made(run: Run) -> tuple[Fleet, OpenLoop | ClosedLoop]:
     spec = spec_of(run.workload)
     workload, arrivals_s = work_of(run, spec)
     plan = plan_of(run.setting, spec, arrivals_s=arrivals_s)
     own_pages_s = BY_NAME[run.rule].pages_every_s
     if own_pages_s is not None:
         plan = replace(plan, scrape_interval_s=min(plan.scrape_interval_s, own_pages_s))
-    return fleet_of(run, spec, plan, workload).run()
+    return fleet_of(run, spec, plan, workload), workload
 
 
 def work_of(run: Run, spec: Spec, mixed: Mix = lambda timed, _: timed) -> tuple[OpenLoop | ClosedLoop, float]:
@@ -239,8 +244,5 @@ def plan_runs(
 
 def run_all(runs: Sequence[Run], *, processes: int) -> Iterator[Result]:
     """Return the results in the given order, whichever run ends first."""
-    if processes == 1:
-        yield from map(simulate, runs)
-        return
     with ProcessPoolExecutor(processes) as pool:
         yield from pool.map(simulate, runs)

@@ -17,8 +17,8 @@ _GOALS = (1.05, 1.15, 1.15)
 _LACKS = 0.03
 """A goodput that is lower than the best other rule's by this much counts as missed."""
 _COLUMNS = (
-    "| rule | TTFT mean s (spread) | p50 | p90 | p99 | TPOT p90 ms | hits | completed | good | load CoV | loads/1k |\n"
-    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    "| rule | TTFT mean s (spread) | p50 | p90 | p99 | TPOT p90 ms | hits | completed | good | load CoV | loads/1k | programs: mean, p99 s (ended) |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
 )
 
 
@@ -71,7 +71,8 @@ def table(cells: Sequence[Cell]) -> str:
         lines.append(
             f"| {mark}{cell.rule}{mark} | {m.ttft_mean_s:.2f} ({spread(cell.rows, 'ttft_mean_s'):.2f}) "
             f"| {m.ttft_p50_s:.2f} | {m.ttft_p90_s:.2f} | {m.ttft_p99_s:.1f} | {m.tpot_p90_s * 1000:.0f} "
-            f"| {m.hit_ratio:.3f} | {m.completed:.3f} | {m.good:.3f} | {m.load_cov:.2f} | {m.adapter_loads:.0f} |"
+            f"| {m.hit_ratio:.3f} | {m.completed:.3f} | {m.good:.3f} | {m.load_cov:.2f} | {m.adapter_loads:.0f} "
+            f"| {m.program_mean_s:.1f}, {m.program_p99_s:.1f} ({m.ended_programs:.0f}) |"
         )
     return "\n".join(lines)
 

@@ -30,11 +30,14 @@ class Row:
     adapter_loads: float
     """The number for each 1,000 requests."""
     requests: float
+    ended_programs: float = 0.0
+    program_mean_s: float = 0.0
+    program_p99_s: float = 0.0
 
 
-def row_of(outcome: Outcome) -> Row:
+def row_of(outcome: Outcome, *, programs_s: Sequence[float] = ()) -> Row:
     """Return the figures of a run. A request without a first token counts with its wait until the run's
-    end, so that waiting never looks short.
+    end, so that waiting never looks short. programs_s: the seconds of each session that ended.
     """
     ordered = sorted(outcome.records, key=lambda r: (r.arrived_s, r.request.request_id))
     records = ordered[int(WARM_UP_SHARE * len(ordered)) :]
@@ -54,6 +57,9 @@ def row_of(outcome: Outcome) -> Row:
         load_cov=outcome.load_cov,
         adapter_loads=1000 * outcome.adapter_loads / len(ordered),
         requests=len(ordered),
+        ended_programs=len(programs_s),
+        program_mean_s=fmean(programs_s or (0.0,)),
+        program_p99_s=quantile(sorted(programs_s), 0.99),
     )
 
 

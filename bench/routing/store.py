@@ -10,7 +10,7 @@ picker's code, so runs of our own rules stay valid until that code changes.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +62,7 @@ class Store:
 
 def named(run: Run) -> Run:
     """Return the run with the name of its trace, wherever the file of the trace is."""
-    return Run(
-        workload=label(run.workload),
-        rule=run.rule,
-        load=run.load,
-        seed=run.seed,
-        setting=run.setting,
-        capacity_per_s=run.capacity_per_s,
-        unloaded_s=run.unloaded_s,
-    )
+    return replace(run, workload=label(run.workload))
 
 
 def code_of(package: Path = Path(epp.__file__).parent) -> str:

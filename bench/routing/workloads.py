@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
 from model_server.sim.prompts import Segment
@@ -252,6 +252,8 @@ SPECS: Mapping[str, Spec] = {
 class OpenLoop:
     """Sends requests at the given rate, whatever happens to earlier requests."""
 
+    programs_s: Sequence[float] = ()
+
     def __init__(self, timed: Sequence[Timed], *, rate_per_s: float) -> None:
         self._timed = timed
         self._rate_per_s = rate_per_s
@@ -294,60 +296,56 @@ def one_client(_: random.Random, *, prompts: int, tokens: int) -> Iterator[Seque
         yield [Turn(added_tokens=16, answer_tokens=16, think_s=0.2, system=Segment(SYSTEM_IDS + n, tokens))]
 
 
+@dataclass(slots=True)
 class _User:
-    __slots__ = ("segments", "session", "turns")
-
-    def __init__(self, turns: Sequence[Turn], session: str) -> None:
-        self.turns = iter(turns)
-        self.session = session
-        self.segments: tuple[Segment, ...] = ()
+    session: str
+    turns: Iterator[Turn]
+    segments: tuple[Segment, ...] = ()
+    began_s: float = 0.0
 
 
+@dataclass
 class ClosedLoop:
     """Users with think time: each has one session after another until the time is up.
     A failed turn ends its session."""
 
-    def __init__(
-        self,
-        sessions: Iterator[Sequence[Turn]],
-        *,
-        users: int,
-        until_s: float,
-        ramp_s: float,
-        speed: float = 1.0,
-    ) -> None:
-        self._sessions = sessions
-        self._users = users
-        self._until_s = until_s
-        self._ramp_s = ramp_s
-        self._speed = speed
-        self._numbers = itertools.count()
-        self._open: dict[int, _User] = {}
-        self._num_sessions = 0
+    sessions: Iterator[Sequence[Turn]]
+    _: KW_ONLY
+    users: int
+    until_s: float
+    ramp_s: float
+    speed: float = 1.0
+    programs_s: list[float] = field(init=False, default_factory=list)
+    """Seconds from the first turn to the last answer of each session that ended, pauses included."""
+    _numbers: Iterator[int] = field(init=False, default_factory=itertools.count)
+    _open: dict[int, _User] = field(init=False, default_factory=dict)
+    _num_sessions: int = field(init=False, default=0)
 
     def start(self) -> Iterable[tuple[float, SimRequest]]:
-        for index in range(self._users):
-            yield from self._next(self._new_user(), self._ramp_s * index / self._users)
+        for index in range(self.users):
+            yield from self._next(self._new_user(), self.ramp_s * index / self.users)
 
     def after(self, record: Record, *, now: float) -> Iterable[tuple[float, SimRequest]]:
         user = self._open.pop(record.request.request_id)
         if not record.completed:
             user = self._new_user()
         user.segments = (*record.request.segments, record.request.answer) if record.completed else ()
-        return self._next(user, now) if now < self._until_s else ()
+        return self._next(user, now) if now < self.until_s else ()
 
     def _new_user(self) -> _User:
         self._num_sessions += 1
-        return _User(next(self._sessions), f"session-{self._num_sessions}")
+        return _User(f"session-{self._num_sessions}", iter(next(self.sessions)))
 
     def _next(self, user: _User, now: float) -> Iterable[tuple[float, SimRequest]]:
         turn = next(user.turns, None)
         if turn is None:
+            self.programs_s.append(now - user.began_s)
             user = self._new_user()
             turn = next(user.turns)
         number = next(self._numbers)
+        sent_s = now + turn.think_s / self.speed
         if turn.system is not None:
-            user.segments = (turn.system,)
+            user.segments, user.began_s = (turn.system,), sent_s
         request = SimRequest(
             request_id=number,
             segments=(*user.segments, Segment(own_id(number), turn.added_tokens)),
@@ -355,4 +353,4 @@ class ClosedLoop:
             session=user.session,
         )
         self._open[number] = user
-        return [(now + turn.think_s / self._speed, request)]
+        return [(sent_s, request)]

@@ -11,16 +11,7 @@ from tokenizers import Tokenizer
 
 from bench.gpu import gateway
 from bench.routing import bounds
-from bench.routing.bench import (
-    Result,
-    Run,
-    Setting,
-    calibrate,
-    outcome_of,
-    shape_of,
-    simulate,
-    spec_of,
-)
+from bench.routing.bench import Result, Run, Setting, calibrate, outcome_of, shape_of, simulate, spec_of
 from bench.routing.catalog import CONFIGS
 from bench.routing.live import vllm
 from bench.routing.live.vllm_fleet import Speed
@@ -29,11 +20,12 @@ from bench.routing.picker_router import PickerRouter
 from bench.routing.report import cells_of, goals
 from bench.routing.rows import Row, mean_row, row_of
 from bench.routing.traces import TraceError
-from bench.routing.workloads import SPECS, OpenLoop
+from bench.routing.workloads import SPECS, ClosedLoop, OpenLoop, Turn
 from epp.config.policy import DEFAULT_POLICY, RuleName
 from epp.picker.prefix_index.integrity import check_integrity
 from model_server.sim.fleet import Change, Fleet, FleetPlan
 from model_server.sim.prompts import Segment
+from model_server.sim.request import Record
 
 TINY = Setting(num_servers=3, scale=0.02)
 RATES = {"b2b": (2.0, 0.0), "hot": (4.0, 0.0), "lora": (5.0, 0.0), "chat": (3.0, 12.0)}
@@ -120,6 +112,19 @@ def test_an_azure_trace_is_read_with_made_up_prefixes(tmp_path: Path) -> None:
     assert any(record.num_cached_tokens for record in outcome.records)
 
 
+def test_a_program_lasts_from_its_first_turn_to_its_last_answer() -> None:
+    first, later = (
+        Turn(added_tokens=9, answer_tokens=9, think_s=2.0, system=s) for s in (Segment(1, 9), None)
+    )
+    loop = ClosedLoop(iter([[first, later], [first]]), users=1, until_s=99.0, ramp_s=1.0)
+    [(sent_s, request)] = loop.start()
+    for now in (5.0, 9.0):
+        [(sent_s, request)] = loop.after(Record(request=request, arrived_s=sent_s, ended_s=now), now=now)
+    assert loop.programs_s == [7.0]
+    row = simulate(run_of("rr", "agents", load=1.0, setting=replace(TINY, scale=0.3))).row
+    assert 3.0 < row.program_mean_s < row.program_p99_s < 90.0
+
+
 def test_a_ratio_has_its_error_over_the_seeds() -> None:
     def result(rule: str, seed: int, *, ttft_s: float, good: float) -> Result:
         row = replace(simulated, ttft_mean_s=ttft_s, ttft_p90_s=1.0, tpot_p90_s=1.0, good=good)
@@ -175,22 +180,17 @@ def test_four_replicas_that_share_hit_and_spread_load_like_one_replica() -> None
     assert alone.hit_ratio < 0.9 * one.hit_ratio, "otherwise this workload would show nothing"
 
 
-def a_run(*, replicas: int = 1, changes: tuple[Change, ...] = ()) -> tuple[PickerRouter, Fleet]:
-    spec = SPECS["b2b"]
-    assert spec.make is not None
-    router = PickerRouter(DEFAULT_POLICY, seed=3, replicas=replicas)
-    plan = FleetPlan(shape=shape_of(spec), num_servers=3, num_scrapers=replicas, changes=changes)
-    workload = OpenLoop(spec.make(random.Random(3), 120), rate_per_s=3.0)
-    return router, Fleet(plan, router=router, workload=workload, rng=random.Random(3))
-
-
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize(
     "changes", [(), (Change(at_s=15.0, restart="pod-1"), Change(at_s=20.0, add="pod-9"))]
 )
 def test_everything_booked_is_released(replicas: int, changes: tuple[Change, ...]) -> None:
-    router, fleet = a_run(replicas=replicas, changes=changes)
-    outcome = fleet.run()
+    spec = SPECS["b2b"]
+    assert spec.make is not None
+    router = PickerRouter(DEFAULT_POLICY, seed=3, replicas=replicas)
+    plan = FleetPlan(shape=shape_of(spec), num_servers=3, num_scrapers=replicas, changes=changes)
+    workload = OpenLoop(spec.make(random.Random(3), 120), rate_per_s=3.0)
+    outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(3)).run()
     assert len(outcome.records) == 120
     for picker in router.pickers:
         picker.fleet.check_integrity()
