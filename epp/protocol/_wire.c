@@ -29,7 +29,7 @@ left(const Span *span)
 }
 
 /* Takes a length, and as many bytes, out of the span. Returns 0 if the bytes are not there. */
-static int
+static inline int
 take_sized(Span *from, Span *taken)
 {
     unsigned long long size = 0;
@@ -123,16 +123,26 @@ read_map(Span map, PyObject *names, PyObject *found)
     return 1;
 }
 
+/* Finds the headers or the body in a message whose first field holds them. Behind them only flags may stand, whose tags
+ * are from `tag`, that of the end of the stream, to `last_tag`. Returns this flag, or -1 if the field is not as data
+ * planes send it. `rest` becomes the bytes behind this field. */
+static int
+find_part(Span *rest, Span *found, byte tag, byte last_tag)
+{
+    Span part;
+    if (rest->at == rest->end)
+        return -1;
+    rest->at++;
+    if (!take_sized(rest, &part) || !take_field(&part, FIRST, found))
+        return -1;
+    return flag_of(&part, tag, last_tag);
+}
+
 static PyObject *
 headers_in(const byte *start, Py_ssize_t size, PyObject *names)
 {
-    Span rest = {start, start + size}, part, map;
-    if (rest.at == rest.end)
-        Py_RETURN_NONE;
-    rest.at++;
-    if (!take_sized(&rest, &part) || !take_field(&part, FIRST, &map))
-        Py_RETURN_NONE;
-    int ends = flag_of(&part, HEADERS_END, HEADERS_END);
+    Span rest = {start, start + size}, map;
+    int ends = find_part(&rest, &map, HEADERS_END, HEADERS_END);
     if (ends < 0)
         Py_RETURN_NONE;
     PyObject *found = PyList_New(0);
@@ -167,20 +177,6 @@ headers_of(PyObject *Py_UNUSED(self), PyObject *args)
     return found;
 }
 
-/* Finds the body in a message whose first field holds a body. Returns the end-of-stream flag, or -1 if the field is
- * not as data planes send it. `rest` becomes the bytes behind this field. */
-static int
-find_body(Span *rest, Span *body)
-{
-    Span part;
-    if (rest->at == rest->end)
-        return -1;
-    rest->at++;
-    if (!take_sized(rest, &part) || !take_field(&part, FIRST, body))
-        return -1;
-    return flag_of(&part, BODY_END, LAST_BODY_FLAG);
-}
-
 static PyObject *
 body_of(PyObject *Py_UNUSED(self), PyObject *data)
 {
@@ -189,7 +185,7 @@ body_of(PyObject *Py_UNUSED(self), PyObject *data)
         return NULL;
     const byte *start = view.buf;
     Span rest = {start, start + view.len}, body;
-    int ends = find_body(&rest, &body);
+    int ends = find_part(&rest, &body, BODY_END, LAST_BODY_FLAG);
     PyBuffer_Release(&view);
     if (ends < 0)
         Py_RETURN_NONE;
@@ -273,7 +269,8 @@ echo(PyObject *Py_UNUSED(self), PyObject *args)
 static int
 take_piece(Span *message, Span *body, Py_ssize_t most)
 {
-    return left(message) > 0 && *message->at == RESPONSE_BODY && find_body(message, body) == 0 && left(body) <= most;
+    return left(message) > 0 && *message->at == RESPONSE_BODY &&
+           find_part(message, body, BODY_END, LAST_BODY_FLAG) == 0 && left(body) <= most;
 }
 
 /* Takes the next gRPC message of a frame if it is such a piece. Returns 0 if it is something else, or not whole. */

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from epp.base.errors import BadRequestError, NoEndpointError, PickError, SaturatedError
+from epp.base.errors import NoEndpointError, PickError, SaturatedError
 from epp.base.types import Address, ApiKind, InferenceRequest
 from epp.config.dialects import WAIT_SHARE
 from epp.config.flow import Flow
@@ -53,8 +53,6 @@ from epp.request.rewriting import with_model
 NO_BODY: Final = InferenceRequest(kind=ApiKind.OTHER)
 ENCODED: Final = InferenceRequest(kind=ApiKind.OTHER, unread="encoded_body")
 """The body is compressed in a way that the picker does not read."""
-PARTIAL: Final = InferenceRequest(kind=ApiKind.OTHER, unread="partial_body")
-"""The data plane hands over only the start of the body."""
 OVERLOADED: Final = InferenceRequest(kind=ApiKind.OTHER, unread="overload")
 """The picker has too much work to read the body."""
 NOT_SEEN: Final = InferenceRequest(kind=ApiKind.OTHER, unread="body_not_seen")
@@ -140,7 +138,8 @@ def ask(
     now: float,
 ) -> Asked:
     """Return the question to the picker. Raises PickError if the request is refused. instead: stands for the
-    body, which is then not read. hurried: the picker has too much work to read the body.
+    body, which is then not read. partial: the data plane hands over only the start of the body. hurried: the
+    picker has too much work to read the body. Of both only names are read.
     """
     picker, settings, started = context.picker, context.settings, context.timer()
     body_hash = xxh3_64_intdigest(body, picker.caches.roots.seed(model=_BODIES)) >> 2 if body else 0
@@ -156,7 +155,11 @@ def ask(
     elif head.encoded:
         inference = ENCODED
     elif body:
-        inference = _read_body(head.path, body, partial=partial, hurried=hurried)
+        if partial or hurried:
+            unread = OVERLOADED.unread if hurried else "partial_body"
+            inference = skim_request(head.path, body, unread=unread)
+        else:
+            inference = parse_request(head.path, body)
         if picker.news.rewrites is not None and (inference.model or inference.prompt) and not head.asks_only:
             target = picker.news.rewrites.target(inference, session=head.session, request_id=head.request_id)
             # In the other modes the data plane sends its own copy of the body.
@@ -233,17 +236,6 @@ def longest_wait_s(slot: Slot, question: Question, modes: Modes, settings: Strea
     if modes.request_body.echoed:
         return inf
     return settings.longest_delay_s or settings.given_delay_s if slot is Slot.REQUEST_BODY else 0.0
-
-
-def _read_body(path: str, body: bytes | memoryview, *, partial: bool, hurried: bool) -> InferenceRequest:
-    if hurried:
-        return skim_request(path, body, unread=OVERLOADED.unread)
-    try:
-        return parse_request(path, body)
-    except BadRequestError:
-        if partial:
-            return PARTIAL
-        raise
 
 
 def answer(asked: Asked, pick: Pick, context: StreamContext) -> Answer:

@@ -33,7 +33,7 @@ class BodyMode(enum.IntEnum):
     """
     BUFFERED_PARTIAL = 3
     """The same as BUFFERED. If the data plane cut the body at its limit, the request is routed by load, since
-    half a JSON text cannot be read.
+    of half a JSON text only names can be read.
     """
     FULL_DUPLEX_STREAMED = 4
     """The answer to the headers waits for the whole body. Then the picker sends the answer to the headers,

@@ -47,11 +47,11 @@ def test_an_unread_body_still_counts_as_work_of_its_declared_length(bench: Bench
     assert sizes[1] == 2 * sizes[0] > 0
 
 
-def test_a_partial_body_that_was_cut_is_routed_by_load(bench: Bench) -> None:
+def test_a_body_that_was_cut_is_routed_by_load_for_its_model(bench: Bench) -> None:
     actions = run(bench.stream(), head(PARTIAL), request_body(BODY[:200], end_of_stream=False))
     assert len(routed(actions)) == 1
-    assert bench.seen.picks[0].decision.kind == "other"
-    assert bench.seen.picks[0].decision.unread == "partial_body"
+    decision = bench.seen.picks[0].decision
+    assert (decision.kind, decision.model, decision.unread) == ("completions", "m", "partial_body")
 
 
 def test_a_compressed_body_is_routed_by_load(bench: Bench) -> None:
