@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from epp.base.errors import NoEndpointError
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest, Role
-from epp.config.policy import DEFAULT_POLICY, Chunks, PolicySpec
+from epp.config.policy import DEFAULT_POLICY, Chunks, PolicySpec, Scrape
 from epp.picker.decision import Question
 from epp.picker.endpoints.backlog import Booking
 from epp.picker.endpoints.endpoint_state import EndpointState
@@ -125,6 +126,9 @@ def test_unknown_and_stale_numbers_are_nan() -> None:
     assert seen.in_flight.tolist() == [1, 5, 1], "only the second page is fresh"
     np.testing.assert_equal(seen.waiting, [np.nan, 1, np.nan])
     np.testing.assert_equal(seen.kv_usage, [np.nan, np.nan, np.nan])
+    patient = structs.replace(SPEC, scrape=Scrape(stale_after_seconds=10.0))
+    seen = fleet.snapshot(range(3), model="m", adapter="", spec=patient, now=10.0)
+    assert seen.in_flight.tolist() == [10, 5, 1], "the policy says how old a page may be"
 
 
 def test_a_snapshot_of_some_slots_has_their_numbers_in_the_order_asked_for() -> None:
