@@ -21,9 +21,7 @@ from epp.picker.events import Pick
 from epp.picker.flow.queues import Alarms
 
 AT_ONCE: Final = 50
-"""Most waiting requests that are sent in one turn of the event loop. This takes some 10 ms."""
-_MODELS: Final = 8
-"""Most models that are tried in one turn. Clients choose the names, so each request may have another one."""
+"""Most waiting requests that are tried in one turn of the event loop. This takes some 10 ms."""
 _SHOWN: Final = 16
 """Most models that are shown to people and to autoscalers."""
 
@@ -102,17 +100,25 @@ class Unserved:
         for waiting in self._ends.due(now=now):
             self._decide(waiting, waiting.error, now=now)
         left = AT_ONCE
-        for model in list(islice(self._models, _MODELS)):
+        self._more = False
+        # Clients choose the names of models, so each request may have another one.
+        for model in list(islice(self._models, AT_ONCE)):
+            if not left:
+                break
             while left and (requests := self._models.get(model)):
-                waiting = next(iter(requests.values()))
-                fate = _fate(waiting, pick, now=now)
-                if fate is None:
-                    break
                 left -= 1
+                waiting = next(iter(requests.values()))
+                fate: Pick | PickError
+                try:
+                    fate = pick(waiting.question, now=now)
+                except NotReadyError:
+                    break
+                except PickError as error:
+                    fate = error
+                self._more = True
                 self._decide(waiting, fate, now=now)
             if requests := self._models.pop(model, None):
                 self._models[model] = requests
-        self._more = left < AT_ONCE
 
     def give_up(self, *, now: float) -> None:
         """Refuse all requests, because the process ends."""
@@ -128,11 +134,3 @@ class Unserved:
         assert all(self._models.values())
         assert self._bytes == sum(each.size_bytes for each in waiting)
         self._ends.check_integrity(waiting)
-
-
-def _fate(waiting: UnservedRequest, pick: Callable[..., Pick], *, now: float) -> Pick | PickError | None:
-    """Return what becomes of a request. None: its model has no ready server yet."""
-    try:
-        return pick(waiting.question, now=now)
-    except PickError as error:
-        return None if isinstance(error, NotReadyError) else error
