@@ -30,7 +30,7 @@ from epp.base.types import Address, ChunkHash
 from epp.picker.decision import Decision, Question
 from epp.picker.endpoints.backlog import Booking
 from epp.picker.endpoints.endpoint_state import EndpointState, Wait
-from epp.picker.prefix_index.table import Mirror, PrefixTable, Recorded, Run
+from epp.picker.prefix_index.table import Mirror, PrefixTable, Run
 from epp.picker.scheduling.snapshot import SentPick
 from epp.picker.server_caches import Prompt
 
@@ -241,8 +241,8 @@ class Proved(TimedEvent, frozen=True):
     """
 
     work: Pick | PrefillJob
-    recorded: Recorded
-    """What the table learned by it."""
+    held: int | None
+    """Number of leading chunks of the prompt that were proven before. None: the table records nothing."""
 
 
 class Answered(OfRequest, frozen=True):

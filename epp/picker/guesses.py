@@ -24,7 +24,7 @@ from epp.picker.endpoints.backlog import Booking
 from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, PAGE_AGE_S, EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from epp.picker.events import Guess, GuessedEntries, Listener, Phase, Pick, PickerEvent, PrefillJob, Proved
-from epp.picker.prefix_index.table import NOTHING, Mirror, PrefixTable, Recorded, Run, chunks_in, end_bytes
+from epp.picker.prefix_index.table import Mirror, PrefixTable, Run, chunks_in, end_bytes
 from epp.picker.prefix_index.upkeep import disown
 from epp.picker.scheduling.schedule import Rule
 from epp.picker.server_caches import Prompt, ServerCaches
@@ -104,19 +104,19 @@ class Guesses:
         same_server = self._fleet.get(guess.state.endpoint.name) is guess.state and self._same_process(guess)
         return same_server and guess.table is self._caches.table and bool(guess.chain)
 
-    def prove(self, guess: Guess, *, now: float) -> Recorded:
-        """Take in that the server has computed the prompt."""
+    def prove(self, guess: Guess, *, now: float) -> int | None:
+        """Take in that the server has computed the prompt. Return the same as `PrefixTable.record`."""
         if not guess.open:
-            return NOTHING
+            return None
         guess.open, guess.proven = False, True
         if guess.adapter and self._same_process(guess):
             guess.state.settle_adapter(guess.adapter)
             slots = self._caches.spec.lora.slots_per_endpoint
             guess.booking.loads |= guess.state.use_adapter(guess.adapter, most=slots, now=now)
         name, holds = guess.state.endpoint.name, self.holds(guess)
-        recorded = guess.table.record(name, guess.chain, now=now) if holds else NOTHING
+        held = guess.table.record(name, guess.chain, now=now) if holds else None
         drop_guess(guess.table, guess.entries)
-        return recorded
+        return held
 
     def drop(self, guess: Guess) -> None:
         """Take in that the server has not computed the prompt, and will not."""
@@ -158,15 +158,15 @@ class Guesses:
         guess, prompt, state = work.guess, work.prompt, work.state
         if not guess.open:
             return
-        recorded = self.prove(guess, now=now)
-        if recorded is not NOTHING:
-            cached = self._caches.cached_at(state, prompt, recorded.held)
+        held = self.prove(guess, now=now)
+        if held is not None:
+            cached = self._caches.cached_at(state, prompt, held)
             state.predicted_tokens += cached
             state.missed += cached > 0
         if isinstance(work, Pick):
             for rule in self.rules:
                 rule.ended(work.sent, computed=True)
-        self._send(Proved(now, work, recorded))
+        self._send(Proved(now, work, held))
 
     def lost(self, work: Pick | PrefillJob, *, over: bool = True) -> None:
         """Take in that the server has not computed the prompt. over: no other server will compute it."""

@@ -160,9 +160,9 @@ class Misses:
             self._split(bucket, request, best=best)
         else:
             bucket.miss(causes.NEW, missed - held_elsewhere)  # prompts are cut differently now
-        if proved.recorded.added:
+        if proved.held is not None:
             sent = SentPrompt(request.state.endpoint.name, guess.process, request.wait.sent_at)
-            self.seen.note(chain[proved.recorded.held :], sent)
+            self.seen.note(chain[proved.held :], sent)
 
     def _split(self, bucket: Bucket, request: Pick, *, best: int) -> None:
         """Find the cause for each chunk that no candidate held. The remaining tokens are ends of prompts."""

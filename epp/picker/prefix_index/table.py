@@ -121,18 +121,6 @@ class Mirror:
         return next(iter(self.uses), None)
 
 
-class Recorded(Struct, frozen=True, eq=False, gc=False):
-    """What one `record` did."""
-
-    held: int
-    """Number of leading chunks that were proven before."""
-    added: int
-    """Number of chunks that were not proven before. They are the tail of the chain."""
-
-
-NOTHING = Recorded(held=0, added=0)
-
-
 class PrefixTable:
     def __init__(self, *, schedule: Chunks, max_entries: int) -> None:
         self.schedule = schedule
@@ -187,25 +175,24 @@ class PrefixTable:
             deeper, covered = holders, run.start
         return found
 
-    def record(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> Recorded:
-        """Assume from now on that the server holds the chain: it has computed it. A server that has left is
-        ignored.
+    def record(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> int | None:
+        """Assume from now on that the server holds the chain: it has computed it. Return the number of
+        leading chunks that were proven before. None: nothing is recorded, as for a server that has left.
         """
         mirror = self.taking(name)
         runs = self.whole_path(chain) if mirror is not None else []
         if mirror is None or not runs:
-            return NOTHING
+            return None
         held = runs[-1].end
         for run in reversed(runs):
             if run in mirror.last_use:
                 break
             self.hold(mirror, run)
             held = run.start
-        added = runs[-1].end - held
         self._use(mirror, runs, now=now)
         if mirror.used_bytes > mirror.capacity_bytes:
             self.over[mirror] = None
-        return Recorded(held=held, added=added)
+        return held
 
     def touch(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> None:
         """Renew the part of the chain that is still proven. A server that has left is ignored."""

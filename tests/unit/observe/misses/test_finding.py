@@ -12,7 +12,6 @@ from epp.observe.misses.accounts import EVICTED
 from epp.observe.misses.finding import Misses
 from epp.picker.events import Proved
 from epp.picker.picker import Picker
-from epp.picker.prefix_index.table import NOTHING
 from tests.harness.steps import steps
 from tests.unit.observe.misses.answered import served
 from tests.unit.picker.picker_questions import A, B, a_picker, ask, endpoints, text
@@ -120,7 +119,7 @@ def test_too_many_requests_at_once_are_skipped_by_their_size(size: int) -> None:
     pick = picker.pick(ask(text("one", size)), now=1.0)
     kept = 2**18 // (256 + len(pick.chain))
     for _ in range(kept + 100):
-        misses.on_event(Proved(1.0, pick, NOTHING))
+        misses.on_event(Proved(1.0, pick, None))
         misses.check_integrity()
     assert misses.skipped == 100
 

@@ -18,7 +18,6 @@ from epp.picker.decision import Prefill
 from epp.picker.events import ProtocolFault, Proved, Refused
 from epp.picker.flow.accounts import FlowStatus
 from epp.picker.prefix_index.reported import ExactModelStatus, ExactServerStatus, ExactStatus
-from epp.picker.prefix_index.table import NOTHING
 from tests.unit.observe.telemetry.records import HERE, SHARING, answered, began, decision, ended, pick
 
 EXACT = ExactStatus(
@@ -70,7 +69,7 @@ def test_a_request_is_counted_from_its_pick_to_its_end(shown: Shown) -> None:
     assert shown.value("epp_in_flight") == 1
     assert shown.samples("epp_requests_total") == {}
     assert shown.value("epp_prompt_tokens_total") == 0
-    shown.metrics.on_event(Proved(0.0, made, NOTHING))
+    shown.metrics.on_event(Proved(0.0, made, None))
     shown.metrics.on_event(answered(made))
     made.decision.outcome = "aborted"
     shown.metrics.on_event(ended(made))
