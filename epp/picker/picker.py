@@ -274,7 +274,7 @@ class Picker:
     def on_made(self, pick: Pick, name: str, *, now: float) -> None:
         """Take in that the server keeps an object with this id, which the answer names."""
         made = self._hash_of(name)
-        self.kept_state.remember(made, pick.state.endpoint.name, now=now)
+        self.kept_state.remember(made, pick.state.endpoint, at=now)
         self.report(MadeState(now, pick.state, made))
 
     def least_wait_s(self, model: str, *, now: float) -> float:

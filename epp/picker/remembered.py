@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from epp.base.errors import FatalRequestError
-from epp.base.types import EndpointName
+from epp.base.types import Endpoint, EndpointName
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
 
@@ -93,21 +93,24 @@ class KeptState:
     """Hashes of ids, the longest known first."""
 
     def __init__(self) -> None:
-        self._holders: dict[int, tuple[EndpointName, float]] = {}
+        self._holders: dict[int, tuple[EndpointName, int, float]] = {}
+        """The server, a hash of its process, and when it made the object."""
 
-    def remember(self, id_hash: int, server: EndpointName, *, now: float) -> None:
+    def remember(self, id_hash: int, server: Endpoint, *, at: float) -> None:
         """Take in that this server has made the object with this id."""
         self._holders.pop(id_hash, None)
-        self._holders[id_hash] = (server, now)
+        self._holders[id_hash] = (server.name, hash(server.process), at)
         oldest = next(iter(self._holders))
-        if len(self._holders) > _MOST_STATES or now - self._holders[oldest][1] > _STATE_KEPT_S:
+        if len(self._holders) > _MOST_STATES or at - self._holders[oldest][2] > _STATE_KEPT_S:
             del self._holders[oldest]
 
     def holder(self, id_hash: int, fleet: Fleet, *, now: float) -> EndpointState | None:
         """Return the server that keeps the object. None: not known, another process now, or it hangs."""
-        server, at = self._holders.get(id_hash, (EndpointName(""), now))
+        server, process, at = self._holders.get(id_hash, (EndpointName(""), 0, now))
         state = fleet.get(server)
         if state is None or state.cold_at > at or now - at > _STATE_KEPT_S:
+            return None
+        if hash(state.endpoint.process) != process:
             return None
         # Any other server can only answer 404. So a server that fails is asked too, if it answers at all.
         return None if fleet.failures.proved_to_hang(state) else state

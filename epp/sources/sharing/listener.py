@@ -166,7 +166,7 @@ class Listener:
             case SharedTrouble(what="restarted"):
                 self._restarted(state, at=at)
             case SharedMade():
-                self._picker.kept_state.remember(event.id_hash, state.endpoint.name, now=now)
+                self._picker.kept_state.remember(event.id_hash, state.endpoint, at=at)
             case SharedTrouble(what="hangs") if current and not failures.refuted(state, now=now):
                 failures.convict(state, now=now)
             case SharedTrouble(what="cut") if current:

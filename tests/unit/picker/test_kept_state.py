@@ -61,6 +61,18 @@ def test_what_a_server_kept_is_gone_after_its_restart() -> None:
     assert picks(picker, made, now=4.0)["resp_1"][0] == "no_state"
 
 
+@pytest.mark.parametrize(("comes_back", "reason"), [("1", "state"), ("2", "no_state")])
+def test_what_a_pod_kept_is_gone_if_another_pod_gets_its_name(comes_back: str, reason: str) -> None:
+    fleet = [dataclasses.replace(each, incarnation="1") for each in endpoints("abcd")]
+    picker = a_picker(on=fleet)
+    made = {"resp_1": make(picker, "resp_1", now=1.0)}
+    left = [each for each in fleet if each.name != made["resp_1"]]
+    (pod,) = set(fleet) - set(left)
+    picker.news.set_endpoints(left, now=2.0)
+    picker.news.set_endpoints([*left, dataclasses.replace(pod, incarnation=comes_back)], now=200.0)
+    assert picks(picker, made, now=201.0)["resp_1"][0] == reason
+
+
 def test_a_follow_up_goes_to_its_server_although_it_fails() -> None:
     """No other server could answer it with anything but 404."""
     picker = a_picker()

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from epp.base.errors import FatalRequestError
-from epp.base.types import Address, EndpointName
+from epp.base.types import Address, EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec
 from epp.picker.endpoints.marks import Form
 from epp.sources.sharing.batches import decode_batch
@@ -183,14 +183,20 @@ def test_a_request_that_ended_servers_is_refused_by_the_other_pickers_too() -> N
         assert not replica.picker.fatal.suspects(78, now=12.0)
 
 
-def test_the_other_pickers_know_which_server_keeps_a_response() -> None:
+@pytest.mark.parametrize(("restarted", "reason"), [(False, "state"), (True, "no_state")])
+def test_the_other_pickers_know_which_server_keeps_a_response(*, restarted: bool, reason: str) -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
     one.picker.on_made(pick, "resp_1", now=10.5)
+    if restarted:  # before the news of the response comes
+        for at, tokens in ((10.6, 500.0), (10.7, 1.0)):
+            page = EndpointMetrics(scraped_at=at, prompt_tokens=tokens)
+            other.picker.news.observe(pick.decision.chosen, page, now=at)
     other.receive(one.send(now=11.0), now=11.0)
     named = replace(ask(text("q")), names_state="resp_1")
     there = other.picker.pick(named, now=12.0).decision
-    assert (there.reason, there.chosen) == ("state", pick.decision.chosen)
+    assert there.reason == reason
+    assert restarted or there.chosen == pick.decision.chosen
 
 
 def test_an_idle_picker_sends_a_batch_once_a_second() -> None:
