@@ -43,6 +43,7 @@ class SentPrompt(NamedTuple):
 
     server: EndpointName
     process: int
+    """A hash of its process."""
     at: float
 
 
@@ -161,7 +162,8 @@ class Misses:
         else:
             bucket.miss(causes.NEW, missed - held_elsewhere)  # prompts are cut differently now
         if proved.held is not None:
-            sent = SentPrompt(request.state.endpoint.name, guess.process, request.wait.sent_at)
+            server = request.state.endpoint
+            sent = SentPrompt(server.name, hash((server.process, guess.process)), request.wait.sent_at)
             self.seen.note(chain[proved.held :], sent)
 
     def _split(self, bucket: Bucket, request: Pick, *, best: int) -> None:
@@ -198,7 +200,7 @@ class Misses:
     def _cause_of(self, sent: SentPrompt, request: Pick, *, held: bool) -> Cause:
         """Return the cause for a chunk that was sent somewhere before. held: that server still holds it."""
         state = self._picker.fleet.get(sent.server)
-        if state is None or state.process != sent.process:
+        if state is None or hash((state.endpoint.process, state.process)) != sent.process:
             return causes.RESTARTED
         return causes.UNAVAILABLE if held and state is not request.state else causes.EVICTED
 

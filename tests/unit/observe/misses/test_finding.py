@@ -1,6 +1,7 @@
 """The reasons why prompt tokens were missed: one test for each cause, with the real picker."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -61,6 +62,15 @@ def test_tokens_that_a_server_held_before_its_restart_count_as_restarted() -> No
             scraped_at=now, finished=finished, prompt_tokens=finished, generated_tokens=finished
         )
         picker.news.observe(EndpointName("a"), page, now=now)
+    served(picker, text("one", 8192), now=4.0)
+    assert missed(misses)["restarted"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_tokens_that_a_pod_held_before_another_got_its_name_count_as_restarted() -> None:
+    picker, misses = watched()
+    served(picker, text("one", 8192), now=1.0)
+    picker.news.set_endpoints([], now=2.0)
+    picker.news.set_endpoints([replace(each, incarnation="2") for each in endpoints("a")], now=3.0)
     served(picker, text("one", 8192), now=4.0)
     assert missed(misses)["restarted"] == pytest.approx(0.5, abs=0.02)
 
