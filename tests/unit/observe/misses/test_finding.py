@@ -66,7 +66,7 @@ def test_tokens_that_a_server_held_before_its_restart_count_as_restarted() -> No
     assert missed(misses)["restarted"] == pytest.approx(0.5, abs=0.02)
 
 
-def test_tokens_that_a_pod_held_before_another_got_its_name_count_as_restarted() -> None:
+def test_tokens_of_a_pod_whose_name_another_got_count_as_restarted() -> None:
     picker, misses = watched()
     served(picker, text("one", 8192), now=1.0)
     picker.news.set_endpoints([], now=2.0)

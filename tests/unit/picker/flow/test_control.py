@@ -10,13 +10,6 @@ from epp.picker.flow.queues import QueueItem
 from tests.unit.picker.flow.a_fleet import SECOND, AFleet, Ask, gateway, reasons
 
 
-def test_a_request_for_an_idle_server_goes_at_once() -> None:
-    gate = gateway()
-    item = gate.offer(SECOND, now=0.0)
-    assert gate.let_go == [item]
-    assert gate.flow.due_at == inf
-
-
 def test_a_request_for_a_busy_fleet_waits_until_the_headroom() -> None:
     gate = gateway()
     gate.offer(SECOND, now=0.0)
@@ -25,6 +18,7 @@ def test_a_request_for_a_busy_fleet_waits_until_the_headroom() -> None:
     assert gate.flow.due_at == pytest.approx(0.4)
     gate.run(now=0.0, until=0.45)
     assert gate.let_go[-1] is second
+    assert gate.flow.due_at == inf
 
 
 def test_no_request_overtakes_those_that_wait_though_a_server_is_free() -> None:
