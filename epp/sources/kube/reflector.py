@@ -210,6 +210,7 @@ class Reflector(Generic[T]):
 
     def _take(self, event: _Event) -> None:
         if event.type == "ERROR":
+            self._version = ""  # only a new list leads past what the server cannot give
             failure = self._decode(event.object, Failure)
             raise ApiError(f"{failure.code} {failure.message}", status=failure.code)
         if event.type == "BOOKMARK":

@@ -23,7 +23,7 @@ def event(kind: str, obj: dict[str, Any]) -> bytes:
     return json.dumps({"type": kind, "object": obj}).encode()
 
 
-GONE = event("ERROR", {"kind": "Status", "code": 410, "message": "too old", "status": "Failure"})
+GONE, BROKEN = (event("ERROR", {"kind": "Status", "code": code, "message": "too old"}) for code in (410, 500))
 
 
 class ScriptedServer(Api):
@@ -131,7 +131,7 @@ UNREADABLE_ANSWERS = b"<html>", b"[]", b'{"type": 1}', b"\xff", b"[" * 100_000
 
 
 @pytest.mark.parametrize(
-    "watch", [[GONE], ApiError("expired", status=410), *([line] for line in UNREADABLE_ANSWERS)]
+    "watch", [[GONE], ApiError("expired", status=410), *([line] for line in (BROKEN, *UNREADABLE_ANSWERS))]
 )
 async def test_objects_are_listed_again_if_a_watch_cannot_continue(watch: object) -> None:
     server, names = await play(page_of_objects(5, raw("a", 1)), watch, page_of_objects(9, raw("b", 8)))
