@@ -25,8 +25,7 @@ from epp.sources.kube.objects import ClaimStatus, ModelRewrite, Objective
 from epp.sources.kube.statuses import ACCEPTED, C, Claim, Claims, Wanted, claims_at, condition, oldest_first
 
 _MOST: Final = 1024
-"""Most objects of the picker's pools, rules of one object, and names and targets of one rule. Others are left
-out."""
+"""Most rules of one object, and names and targets of one rule. Others are left out."""
 _MOST_IN_ALL: Final = 16_384
 """Most names in all rules, since each change of an object makes a new index of them. The newest objects are
 left out."""
@@ -90,9 +89,7 @@ def _sets(
         return Usable(group, pool, *read(found)) if pool in pools else None
 
     return [
-        claims_at(
-            f"{what} of {g}", kind, f"/apis/{g}/v1alpha2/{path}", content=partial(content, g), most=_MOST
-        )
+        claims_at(f"{what} of {g}", kind, f"/apis/{g}/v1alpha2/{path}", content=partial(content, g))
         for g in GROUPS
         if g in groups
     ]

@@ -66,7 +66,7 @@ class Collection(Generic[T, V]):
     selectors: Sequence[tuple[str, str]] = ()
     """Which of the objects to follow."""
     most: int = sys.maxsize
-    """Most objects. Others are left out."""
+    """Most objects that count. The newest are left out."""
     found: dict[str, V] = field(default_factory=dict)
     listed: bool = False
     """Whether the objects have been listed, so that those which are not here do not exist."""
@@ -74,7 +74,8 @@ class Collection(Generic[T, V]):
     def replace(self, objects: Sequence[T]) -> bool:
         self.listed = True
         gone = self.found.keys() - {each.metadata.name for each in objects}
-        return any([*map(self._drop, gone), *map(self.put, objects)])
+        by_age = sorted(objects, key=lambda each: each.metadata.creation_timestamp)
+        return any([*map(self._drop, gone), *map(self.put, by_age)])
 
     def put(self, found: T) -> bool:
         name = found.metadata.name

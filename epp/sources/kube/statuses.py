@@ -12,7 +12,6 @@ its `status` last changed.
 """
 
 import logging
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -69,17 +68,15 @@ def condition(kind: str, reason: str, message: str, *, generation: int) -> Condi
     return Condition(kind, str(reason == kind), reason, message[:_MESSAGE_CHARS], generation)
 
 
+_MOST: Final = 1024
+"""Most objects of one kind that count, since each has its judgement and its status."""
+
 Claims: TypeAlias = Collection[Any, Claim[C]]
 """The objects whose status the picker writes."""
 
 
 def claims_at(
-    what: str,
-    kind: type[Any],
-    path: str,
-    *,
-    content: Callable[[Any, C | None], C | None],
-    most: int = sys.maxsize,
+    what: str, kind: type[Any], path: str, *, content: Callable[[Any, C | None], C | None]
 ) -> Claims[C]:
     """Return the objects at this path. A change of a status alone changes nothing that counts.
 
@@ -97,7 +94,7 @@ def claims_at(
         counts = content(found, known.content if known is not None else None)
         return Claim(f"{path}/{seen.name}", seen, found.status, counts) if counts is not None else None
 
-    return Collection(what, kind, path, read=read, most=most)
+    return Collection(what, kind, path, read=read, most=_MOST)
 
 
 def oldest_first(claims: Claims[C]) -> list[Claim[C]]:

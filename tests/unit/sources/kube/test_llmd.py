@@ -241,11 +241,13 @@ def test_a_change_of_status_alone_is_not_a_change_of_the_rules() -> None:
     assert found.found == {}
 
 
-def objective(name: str, priority: object, *, pool: str = "vllm", generation: int = 1) -> Objective:
+def objective(
+    name: str, priority: object, *, pool: str = "vllm", generation: int = 1, created: str = ""
+) -> Objective:
     spec: dict[str, object] = {"poolRef": {"group": "inference.networking.k8s.io", "name": pool}}
     if priority is not None:
         spec["priority"] = priority
-    metadata = {"name": name, "uid": f"uid-{name}", "generation": generation}
+    metadata = {"name": name, "uid": f"uid-{name}", "generation": generation, "creationTimestamp": created}
     return msgspec.convert({"metadata": metadata, "spec": spec}, type=Objective)
 
 
@@ -281,11 +283,7 @@ def test_the_newer_group_wins_if_both_have_a_name() -> None:
         (each.claim.content.group, each.claim.name): each.status.conditions[0].reason
         for each in judge_objectives([newer, older], existing=["vllm"])
     }
-    assert told == {
-        (NEWER, "both"): "Accepted",
-        (OLDER, "both"): "Conflicted",
-        (OLDER, "old"): "Accepted",
-    }
+    assert told == {(NEWER, "both"): "Accepted", (OLDER, "both"): "Conflicted", (OLDER, "old"): "Accepted"}
 
 
 def test_the_status_of_an_objective_says_its_priority_or_what_is_wrong() -> None:
@@ -296,8 +294,9 @@ def test_the_status_of_an_objective_says_its_priority_or_what_is_wrong() -> None
     assert said(judge_objectives(found, existing=[]))["high"].startswith("TargetNotFound: ")
 
 
-def test_the_number_of_objectives_is_bounded() -> None:
-    assert len(merged([objectives(*(objective(f"o{n}", n) for n in range(2000)))])) == 1024
+def test_the_number_of_objectives_is_bounded_and_the_oldest_count() -> None:
+    every = [objective(f"o{n}", n, created=f"2026-01-01T00:{3000 - n}:00Z") for n in range(2000)]
+    assert merged([objectives(*every)]).keys() == {f"o{n}" for n in range(2000 - 1024, 2000)}
 
 
 @pytest.mark.parametrize("kind", ["inferenceobjectives", "inferencemodelrewrites"])
