@@ -58,7 +58,7 @@ class FatalRequests:
         """Take in that the last of these servers ended after it took the request, so many tries in
         all. The request is still booked at one of them. Return the strikes against the request.
         """
-        others = sum(state.in_flight for state in tried) > 1
+        others = sum(state.loads[1] for state in tried) > 1
         alone = not others and all(now - state.lost_request_at > _TOGETHER_S for state in tried)
         for state in tried:
             state.lost_request_at = now

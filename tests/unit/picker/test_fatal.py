@@ -51,9 +51,11 @@ def test_the_last_of_many_that_a_server_lost_is_not_taken_for_its_end() -> None:
     assert [fate(requests, n, now=11.0) for n in (3, 2, 1)] == ["once"] * 3
 
 
-def test_others_at_the_first_of_two_servers_make_a_request_only_suspected() -> None:
-    requests = FatalRequests()
-    requests.ended(BODY, [server(in_flight=5), server()], tries=2, now=10.0)
+@pytest.mark.parametrize(("own", "peers"), [(5, 0), (1, 4)], ids=["own", "of other pickers"])
+def test_others_at_the_first_of_two_servers_make_a_request_only_suspected(own: int, peers: int) -> None:
+    requests, first = FatalRequests(), server(in_flight=own)
+    first.peers_in_flight = peers
+    requests.ended(BODY, [first, server(in_flight=0)], tries=2, now=10.0)
     assert fate(requests, now=11.0) == "once"
 
 
