@@ -68,44 +68,36 @@ class FollowedPool:
         assert self.pool.found or self.task is None, "pods are followed for a pool that exists"
 
 
+@dataclass(slots=True, eq=False)
 class Pools:
     """`on_endpoints` gets every new list, the names of the existing pools, and those of the pools in which a
     server is starting. `on_pool` is called when a pool comes, changes or goes.
     """
 
-    def __init__(
-        self,
-        access: Access,
-        settings: Kubernetes,
-        *,
-        on_endpoints: Callable[[Sequence[Endpoint], frozenset[str], frozenset[str]], None],
-        on_pool: Callable[[], None],
-    ) -> None:
-        self._access = access
-        self._settings = settings
-        self._on_endpoints = on_endpoints
-        self._on_pool = on_pool
-        self._changed = asyncio.Event()
-        self._states: dict[tuple[str, str], bool] = {}
-        """For each kind of object and pool, whether the API server lets us follow it."""
-        self._pools = [
-            FollowedPool(name, pool_named(name, namespace=access.namespace), pods_of(name, PoolSpec()))
-            for name in settings.names
-        ]
-        self.settled = False
-        """Whether the first endpoints have been passed on."""
+    access: Access
+    settings: Kubernetes
+    on_endpoints: Callable[[Sequence[Endpoint], frozenset[str], frozenset[str]], None]
+    on_pool: Callable[[], None]
+    settled: bool = False
+    """Whether the first endpoints have been passed on."""
+    _pools: list[FollowedPool] = field(default_factory=list)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _states: dict[tuple[str, str], bool] = field(default_factory=dict)
+    """For each kind of object and pool, whether the API server lets us follow it."""
 
     def start(self) -> None:
         """Follow the pools. The pods of a configured selector are those of a pool that always exists."""
-        selector = self._settings.selector
-        for each in self._pools:
+        selector, namespace = self.settings.selector, self.access.namespace
+        for name in self.settings.names:
+            each = FollowedPool(name, pool_named(name, namespace=namespace), pods_of(name, PoolSpec()))
+            self._pools.append(each)
             if selector:
-                ports = tuple(map(PoolPort, self._settings.target_ports))
+                ports = tuple(map(PoolPort, self.settings.target_ports))
                 each.pool.found[each.name] = PoolSpec(PoolSelector(selector), ports)
                 self._use(each)
             else:
                 self._follow(each, each.pool, on_change=partial(self._use, each))
-        self._access.start(self._hand_on, name="news of the endpoints")
+        self.access.start(self._hand_on, name="news of the endpoints")
 
     @property
     def existing(self) -> frozenset[str]:
@@ -125,7 +117,7 @@ class Pools:
             _log.warning("InferencePool %s does not exist, so it has no endpoints", each.name)
         elif not labels:  # it would select every pod of the namespace, including the gateway's own pods
             _log.error("InferencePool %s selects nothing: its spec.selector has no labels", each.name)
-        self._on_pool()
+        self.on_pool()
         self._changed.set()
         if pool == each.followed:
             return
@@ -133,7 +125,7 @@ class Pools:
             each.task.cancel()
             each.task = None
             self._report(each.name, each.pods.what, True)  # nobody needs them any more
-        each.followed, each.pods = pool, pods_of(each.name, pool, namespace=self._access.namespace)
+        each.followed, each.pods = pool, pods_of(each.name, pool, namespace=self.access.namespace)
         if labels:
             each.pods.found.update(before.found)
             each.task = self._follow(each, each.pods, on_change=self._changed.set)
@@ -141,12 +133,12 @@ class Pools:
     def _follow(
         self, each: FollowedPool, objects: Collection[Any, Any], *, on_change: Callable[[], None]
     ) -> asyncio.Task[None]:
-        access = replace(self._access, on_state=partial(self._report, each.name))
+        access = replace(self.access, on_state=partial(self._report, each.name))
         return access.follow(objects, on_change=on_change, name=f"watch of the {objects.what} of {each.name}")
 
     def _report(self, pool: str, what: str, so: bool) -> None:  # noqa: FBT001 - the shape of a reflector's callback
         self._states[what, pool] = so
-        self._access.on_state(what, all(so for (kind, _), so in self._states.items() if kind == what))
+        self.access.on_state(what, all(so for (kind, _), so in self._states.items() if kind == what))
 
     async def _hand_on(self) -> None:
         """Pass on the endpoints when they have changed. The first list waits until all pools are known.
@@ -163,7 +155,7 @@ class Pools:
                 news = united([each.pods.found for each in self._pools]), self.existing, starting
                 if news != handed_on:
                     try:
-                        self._on_endpoints(*news)
+                        self.on_endpoints(*news)
                     except OSError as error:
                         raise ConfigError(f"the new endpoints cannot be used yet: {error}") from error
                     handed_on, self.settled = news, True

@@ -31,7 +31,7 @@ _KEPT_BYTES: Final = 16 * 2**20
 """Batches that are kept for workers that connect later."""
 _TIMEOUT_S: Final = 3.0
 _WAIT_S: Final = 0.2
-_MOST_WAITING: Final = 256
+_MOST_WAITING: Final = 16_384
 """Most batches that wait for `read`. Further ones wait at the hub."""
 
 
