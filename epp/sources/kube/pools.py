@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from epp.base.errors import ConfigError
@@ -266,11 +267,10 @@ def united(pools: Sequence[Mapping[str, Sequence[Found]]]) -> list[Endpoint]:
     two pods of the same name, an older and a younger one. The younger pod gets the name and the address. A
     pod that several pools select belongs to the first of them.
     """
+    by_age = attrgetter("created", "endpoint.name")  # of one second by name, so that all pickers agree
     every = chain.from_iterable(servers for pool in reversed(pools) for servers in pool.values())
-    by_age = sorted(every, key=lambda found: found.created)
-    by_name = {found.endpoint.name: found for found in by_age}
-    by_age = sorted(by_name.values(), key=lambda found: found.created)
-    by_address = {found.endpoint.address: found.endpoint for found in by_age}
+    by_name = {found.endpoint.name: found for found in sorted(every, key=by_age)}
+    by_address = {found.endpoint.address: found.endpoint for found in sorted(by_name.values(), key=by_age)}
     return sorted(by_address.values(), key=lambda endpoint: endpoint.name)
 
 

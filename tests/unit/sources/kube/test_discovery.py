@@ -130,6 +130,8 @@ def test_the_younger_of_two_pods_with_one_address_is_the_endpoint() -> None:
     old = pod("on-a-dead-node", "10.0.0.1", created="2026-01-01T00:00:00Z")
     new = pod("new", "10.0.0.1", created="2026-01-02T00:00:00Z")
     assert shown(discovery(new, old)) == ["new:8000 10.0.0.1:8000"]
+    twin = pod("twin", "10.0.0.1", created="2026-01-02T00:00:00Z")
+    assert shown(discovery(new, twin)) == shown(discovery(twin, new)), "all pickers choose the same"
 
 
 def test_annotations_state_model_and_adapters() -> None:
