@@ -33,14 +33,15 @@ at a time.
 """
 
 
-class AccessLog:
-    """All access log calls of one server."""
+class AccessLog(Handler):
+    """One call, which takes in messages. The only answer follows the caller's last message."""
 
-    def __init__(self, picker: Picker, on_fault: Callable[[str], None]) -> None:
+    def __init__(self, picker: Picker, on_fault: Callable[[str], None], call: Caller) -> None:
         self._picker = picker
         self._on_fault = on_fault
+        self._call = call
 
-    def receive(self, data: bytes, *, now: float) -> None:
+    def message(self, data: bytes, *, now: float) -> None:
         """Read one message. This never fails: entries that cannot be used are counted."""
         if len(data) > MOST_MESSAGE_BYTES:
             self._on_fault("access_log_too_large")
@@ -59,6 +60,10 @@ class AccessLog:
                 if not self._picker.news.answer_cut(server, now=now):
                     self._on_fault("cut_by_unknown_server")
 
+    def half_closed(self, *, now: float) -> None:
+        self._call.send(b"")
+        self._call.end()
+
 
 def _is_cut(entry: HTTPAccessLogEntry) -> bool:
     """Return whether the answer began well and was then broken off by the server."""
@@ -67,18 +72,3 @@ def _is_cut(entry: HTTPAccessLogEntry) -> bool:
         flags.upstream_connection_termination or flags.upstream_remote_reset or flags.upstream_protocol_error
     )
     return bool(cut) and 200 <= entry.response.response_code.value < 300
-
-
-class AccessLogCall(Handler):
-    """Takes in messages. The only answer follows the caller's last message."""
-
-    def __init__(self, log: AccessLog, call: Caller) -> None:
-        self._call = call
-        self._log = log
-
-    def message(self, data: bytes, *, now: float) -> None:
-        self._log.receive(data, now=now)
-
-    def half_closed(self, *, now: float) -> None:
-        self._call.send(b"")
-        self._call.end()

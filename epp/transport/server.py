@@ -178,10 +178,9 @@ class ExtProcServer:
         self.transport.check_integrity()
 
     def _services(self) -> Mapping[str, Service]:
-        log = access_log.AccessLog(self.streams.picker, self.streams.fault)
         return {
             f"/{SERVICE}/Process": partial(Conversation, self.streams),
-            access_log.METHOD: partial(access_log.AccessLogCall, log),
+            access_log.METHOD: partial(access_log.AccessLog, self.streams.picker, self.streams.fault),
             **self.health.services(),
         }
 

@@ -33,6 +33,7 @@ from tests.harness.http2_frames import (
     window_update,
 )
 from tests.harness.pipe import Pipe
+from tests.unit.protocol.calls_bench import NotingCaller
 
 HINT = b"x-gateway-destination-endpoint-subset"
 ADDRESSES = [[1, [[3, b"10.0.0.1:8000"]]]]
@@ -270,14 +271,14 @@ class AccessLogMessages(OfBytes):
         self._picker = small_picker()
         self._now = itertools.count(1.0)
         self._faults: Counter[str] = Counter()
-        self._log = AccessLog(self._picker, self._fault)
+        self._log = AccessLog(self._picker, self._fault, NotingCaller())
 
     def _fault(self, reason: str) -> None:
         self._faults[reason] += 1
 
     async def feed(self, data: bytes) -> bool:
         before = self._faults["access_log_unreadable"]
-        self._log.receive(data, now=next(self._now))
+        self._log.message(data, now=next(self._now))
         return self._faults["access_log_unreadable"] == before
 
     async def check(self) -> None:

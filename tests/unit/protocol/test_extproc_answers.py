@@ -15,6 +15,7 @@ from epp.picker.picker import Picker
 from epp.protocol.access_log import MOST_ENTRIES, MOST_MESSAGE_BYTES, AccessLog
 from epp.protocol.http_events import Answer, BodyMode, Event, Modes, Slot
 from epp.protocol.settings import StreamSettings
+from tests.unit.protocol.calls_bench import NotingCaller
 from tests.unit.protocol.stream_bench import (
     BODY,
     BUFFERED,
@@ -252,7 +253,7 @@ class CutRig:
         self.cut: list[str] = []
         self.faults: list[str] = []
         self.picker.subscribe(self._hear)
-        self.log = AccessLog(self.picker, self.faults.append)
+        self.log = AccessLog(self.picker, self.faults.append, NotingCaller())
 
     def _hear(self, event: PickerEvent) -> None:
         if isinstance(event, Cut):
@@ -294,16 +295,16 @@ def test_only_an_answer_that_its_server_ended_midway_is_reported_as_cut(
     cut: list[str], faults: list[str], logged: HTTPAccessLogEntry
 ) -> None:
     rig = CutRig()
-    rig.log.receive(log_message(logged), now=1.0)
+    rig.log.message(log_message(logged), now=1.0)
     assert (rig.cut, rig.faults) == (cut, faults)
     assert bool(rig.picker.fleet.failures.marks) is bool(cut)
 
 
 def test_the_number_of_entries_and_bytes_read_from_a_message_is_bounded() -> None:
     rig = CutRig()
-    rig.log.receive(log_message(*[entry() for _ in range(MOST_ENTRIES + 5)]), now=1.0)
+    rig.log.message(log_message(*[entry() for _ in range(MOST_ENTRIES + 5)]), now=1.0)
     assert len(rig.cut) == MOST_ENTRIES
-    rig.log.receive(b"\x12" * (MOST_MESSAGE_BYTES + 1), now=1.0)
+    rig.log.message(b"\x12" * (MOST_MESSAGE_BYTES + 1), now=1.0)
     assert rig.faults == ["access_log_too_large"] * 2
-    rig.log.receive(b"\xff\xff", now=1.0)
+    rig.log.message(b"\xff\xff", now=1.0)
     assert rig.faults[2:] == ["access_log_unreadable"]
