@@ -64,6 +64,14 @@ is_space(byte b)
     return b == ' ' || b == '\n' || b == '\r' || b == '\t';
 }
 
+static inline const byte *
+skip_spaces(const byte *at, const byte *end)
+{
+    while (at < end && is_space(*at))
+        at++;
+    return at;
+}
+
 static inline int
 continues(byte b)
 {
@@ -214,8 +222,7 @@ equals(const byte *text, Py_ssize_t n, const char *word)
 static inline int
 take(Text *json, byte sign)
 {
-    while (json->at < json->end && is_space(*json->at))
-        json->at++;
+    json->at = skip_spaces(json->at, json->end);
     if (json->at == json->end || *json->at != sign)
         return 0;
     json->at++;
@@ -350,15 +357,6 @@ is_left(const byte *key, Py_ssize_t n, Py_ssize_t depth)
            (depth == 5 && equals(key, n, "input"));
 }
 
-/* Returns whether the next value is the first item of a list and is a string, a list or an object. */
-static int
-begins_with_no_number(const byte *at, const byte *end)
-{
-    while (at < end && is_space(*at))
-        at++;
-    return at < end && (*at == '"' || *at == '[' || *at == '{');
-}
-
 enum { MOST_NAMES = 4, MOST_KEY_BYTES = 256 }; /* A name that is looked for has at most 40 letters. */
 
 /* A key of the body that is looked for, and where its value stands. */
@@ -376,11 +374,8 @@ typedef struct {
     const byte *start, *opened;                   /* Where the body begins, and where its last inner container does. */
     Py_ssize_t depth, left_at;                    /* Open containers; the depth at which a value stays as it was sent, or 0. */
     int read;                                     /* About the body's last key. */
-    char kind[DEEPEST_RENDERED + 1];              /* The kind of the open container at each depth. */
-    char expects_key[DEEPEST_RENDERED + 1];
+    char mixed[DEEPEST_RENDERED + 1];             /* Whether all items of the list at each depth become Python objects. */
 } Weighing;
-
-enum { OTHER, OBJECT, MIXED_LIST }; /* All items of a mixed list become Python objects. */
 
 static inline int
 is_counted(const Weighing *w)
@@ -421,7 +416,6 @@ weigh_string(Weighing *w, const byte *at, const byte *end, Py_ssize_t limit)
 {
     const byte *text = at;
     Py_ssize_t escapes_before = w->escapes;
-    int is_key = w->depth > 0 && w->depth <= DEEPEST_RENDERED && w->expects_key[w->depth];
     w->units++;
     for (;;) {
         at = find_special(at, end);
@@ -433,17 +427,19 @@ weigh_string(Weighing *w, const byte *at, const byte *end, Py_ssize_t limit)
     }
     if (at > end)
         at = end;
-    if (is_key && w->depth == 1) {
+    const byte *after = at < end ? at + 1 : end, *next = w->depth == 1 ? skip_spaces(after, end) : end;
+    if (next < end && *next == ':') {
         w->read = is_read(text, at - text, w->escapes > escapes_before);
         w->named = place_of(w, text, at);
-    } else if (w->depth == 1 && at < end) {
-        note_value(w, text - 1, at + 1);
-    } else if (is_counted(w)) {
+    } else if (at < end) {
+        note_value(w, text - 1, after);
+    }
+    if (is_counted(w)) {
         w->items++;
-        if (is_key && is_left(text, at - text, w->depth))
+        if (is_left(text, at - text, w->depth)) /* If this is no key, the comma or bracket behind it undoes it. */
             w->left_at = w->depth;
     }
-    return at < end ? at + 1 : end;
+    return after;
 }
 
 static inline void
@@ -454,9 +450,8 @@ weigh_open(Weighing *w, const byte *at, const byte *end)
     w->opened = w->depth == 1 ? at - 1 : w->opened;
     w->depth++;
     if (w->depth > 0 && w->depth <= DEEPEST_RENDERED) {
-        int object = at[-1] == '{';
-        w->kind[w->depth] = object ? OBJECT : begins_with_no_number(at, end) ? MIXED_LIST : OTHER;
-        w->expects_key[w->depth] = (char)object;
+        const byte *first = skip_spaces(at, end);
+        w->mixed[w->depth] = at[-1] == '[' && first < end && (*first == '"' || *first == '[' || *first == '{');
     }
 }
 
@@ -464,12 +459,11 @@ static inline void
 weigh_comma(Weighing *w, const byte *at)
 {
     w->units++;
+    if (w->depth == 1)
+        w->named = NULL; /* A key at the end of a body that was cut is no value of the last key. */
     if (w->left_at == w->depth)
         w->left_at = 0;
-    if (w->depth <= 0 || w->depth > DEEPEST_RENDERED)
-        return;
-    w->expects_key[w->depth] = w->kind[w->depth] == OBJECT;
-    if (is_counted(w) && w->kind[w->depth] == MIXED_LIST)
+    if (is_counted(w) && w->mixed[w->depth])
         w->items += at[-2] != '"' && at[-2] != ']' && at[-2] != '}'; /* The item before the comma is a number. */
 }
 
@@ -510,8 +504,6 @@ weigh(PyObject *Py_UNUSED(module), PyObject *args)
             weigh_comma(&w, at);
             break;
         case ':':
-            if (w.depth > 0 && w.depth <= DEEPEST_RENDERED)
-                w.expects_key[w.depth] = 0;
             break;
         default:
             w.between++;

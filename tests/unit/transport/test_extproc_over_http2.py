@@ -61,11 +61,6 @@ class DataPlane:
                     self.ends[frame.number] = int(fields["grpc-status"])
         self._pipe.writes.clear()
 
-    @property
-    def followers(self) -> int:
-        """Return how many calls follow the health."""
-        return len(self.health.watching)
-
     def statuses(self, number: int) -> list[int]:
         """Return the statuses of health that a call got."""
         found = messages_in(self.received[number])
@@ -80,9 +75,9 @@ async def test_a_watch_gets_each_change_until_its_caller_leaves() -> None:
     data_plane.health.set_ready(ready=True)
     await data_plane.send()
     assert data_plane.statuses(1) == [NOT_SERVING, SERVING]
-    assert data_plane.followers == 2
+    assert len(data_plane.health.watching) == 2
     await data_plane.send(reset(1))
-    assert data_plane.followers == 1
+    assert len(data_plane.health.watching) == 1
     data_plane.health.set_ready(ready=False)
     await data_plane.send()
     assert (data_plane.statuses(1), data_plane.statuses(3)) == ([NOT_SERVING, SERVING], [SERVING])
@@ -105,7 +100,7 @@ async def test_a_second_question_ends_a_watch() -> None:
     data_plane.health.set_ready(ready=True)
     await data_plane.send()
     assert (data_plane.statuses(1), data_plane.ends) == ([NOT_SERVING], {1: INTERNAL})
-    assert data_plane.followers == 0
+    assert len(data_plane.health.watching) == 0
 
 
 async def test_access_logs_are_answered_at_their_end_however_many_are_open() -> None:
