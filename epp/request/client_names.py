@@ -20,8 +20,6 @@ MAX_NAME_CHARS: Final = 1024
 MAX_TENANT_CHARS: Final = 255
 """Longest name of a tenant. Tenants' names go to other pickers, which accept at most one character more."""
 
-_DIGEST_BYTES: Final = 16
-
 
 def bounded_name(name: str, *, most_chars: int = MAX_NAME_CHARS) -> str:
     """Return the name itself. For a long name: its beginning and a digest, one character longer than any
@@ -29,19 +27,19 @@ def bounded_name(name: str, *, most_chars: int = MAX_NAME_CHARS) -> str:
     """
     if len(name) <= most_chars:
         return name
-    digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()
+    digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     return f"{name[: most_chars - len(digest)]}~{digest}"
 
 
 def is_digest(name: str) -> bool:
-    """Return whether `bounded_name` replaced the name, so that the name as it was sent is not known any
-    more.
-    """
+    """Return whether `bounded_name` replaced the name that was sent."""
     return len(name) > MAX_NAME_CHARS
 
 
 _COLLECTIONS: Final = ("/v1/responses", "/v1/conversations", "/v1/files", "/v1/batches")
 
+_CALLS: Final = ("render", "input_tokens")
+"""What stands in the place of an id and is none."""
 _MOST_PREFIX: Final = 4
 """Most parts of a path that a gateway may put before the API's own."""
 
@@ -52,7 +50,8 @@ def id_in_path(path: str) -> str:
     for collection in _COLLECTIONS:
         before, found, after = plain.partition(collection + "/")
         if found and before.count("/") <= _MOST_PREFIX:
-            return bounded_name(after.partition("/")[0])
+            name = after.partition("/")[0]
+            return bounded_name(name) if name not in _CALLS else ""
     return ""
 
 

@@ -76,7 +76,7 @@ _NO_FIELDS: Final = (NO_RAW,) * 7
 
 _NAMING: Final = {
     ApiKind.RESPONSES: ("previous_response_id", "conversation"),
-    ApiKind.QUERY: ("input_file_id",),
+    ApiKind.QUERY: ("previous_response_id", "conversation", "input_file_id"),
 }
 """The fields that name what one server keeps."""
 

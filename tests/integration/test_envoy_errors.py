@@ -67,7 +67,7 @@ async def test_an_invalid_request_gets_its_error_in_json(
 @pytest.mark.parametrize(
     "changed",
     [
-        (b"HTTP/1.1", b"HTTP/1.0"),
+        (b"HTTP/1.1\r\nhost: gateway", b"HTTP/1.0"),
         (b"host:", b"connection: Upgrade\r\nupgrade: TLS/1.2\r\nhost:"),
         (b"host:", b"connection: Upgrade\r\nupgrade: h2c\r\nhost:"),
     ],

@@ -67,7 +67,6 @@ def test_names_from_bodies_and_headers_are_bounded_when_they_are_read() -> None:
 @pytest.mark.parametrize(
     ("path", "name"),
     [
-        ("/v1/responses/resp_1", "resp_1"),
         ("/v1/responses/resp_1?stream=true", "resp_1"),
         ("/v1/responses/resp_1/cancel", "resp_1"),
         ("/team/a/v1/files/file-9/content", "file-9"),
@@ -75,7 +74,8 @@ def test_names_from_bodies_and_headers_are_bounded_when_they_are_read() -> None:
         ("/v1/batches/batch_3", "batch_3"),
         ("/v1/responses", ""),
         ("/v1/responses/", ""),
-        ("/v1/chat/completions", ""),
+        ("/v1/responses/render", ""),
+        ("/v1/responses/input_tokens?a=b", ""),
         ("/a/b/c/d/e/v1/responses/resp_1", ""),
         ("", ""),
     ],
@@ -96,7 +96,7 @@ def test_only_posts_to_a_collection_make_something_with_an_id() -> None:
         ("/v1/responses", {"input": "a", "conversation": "conv_1"}, "conv_1"),
         ("/v1/responses", {"input": "a", "conversation": {"id": "conv_1"}}, "conv_1"),
         ("/v1/responses", {"input": "a", "conversation": {"id": 7}, "previous_response_id": None}, ""),
-        ("/v1/batches", {"input_file_id": "file-1", "endpoint": "/v1/responses"}, "file-1"),
+        ("/v1/responses/input_tokens", {"input": "a", "previous_response_id": "resp_1"}, "resp_1"),
         ("/v1/files", [], ""),
     ],
 )
