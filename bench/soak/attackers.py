@@ -11,20 +11,18 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
-from aiohttp import web
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from epp.transport.http2.frames import Setting, settings
 from tests.harness.client import http_client
 from tests.harness.http2_frames import CALL, NO_TABLE, block, data, grpc, headers, hello, ping
-from tests.harness.listening import serving
 
 _SOCKET: Final = "picker.sock.0"
 _BYTES_PER_S: Final = 10_000_000
@@ -32,6 +30,9 @@ _FRAME_BYTES: Final = 16_000
 _CONNECTIONS: Final = 400
 LONGEST_BYTES: Final = 200_000
 """The servers of the run refuse longer bodies."""
+_IN_BYTES: Final = b"1\r\n \r\n" * 4_096
+_TAKEN_S: Final = 0.6
+"""The picker takes a file that two looks, 0.25 s apart, find unchanged."""
 _HEALTH: Final = block(CALL, replace=((":path", "/grpc.health.v1.Health/Check"),))
 _BLOCK: Final = block()
 Pieces = AsyncIterator[bytes]
@@ -163,37 +164,38 @@ async def long_prompts(_: Path, url: str, *, size_bytes: int) -> None:
 
 
 async def new_servers(directory: Path, _: str, *, at_once: int) -> None:
-    """Replace some servers by others of new names, four times a second, until SIGTERM. Each sends its metrics
-    and its list of models in chunks of one byte, without an end.
+    """Replace some servers by others of new names, until SIGTERM. Each sends its metrics and its list of
+    models in chunks of one byte, without an end.
     """
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    file, new = directory / "endpoints.yaml", directory / "endpoints.attack"
+    file, new, rate = directory / "endpoints.yaml", directory / "endpoints.attack", _Rate()
     usual = file.read_text()
 
     def add(lines: str) -> None:
         new.write_text(usual.replace("endpoints:\n", "endpoints:\n" + lines))
         new.replace(file)
 
-    async def in_bytes(request: web.Request) -> web.StreamResponse:
-        answer = web.StreamResponse()
-        answer.enable_chunked_encoding()
-        with suppress(ConnectionError):
-            await answer.prepare(request)
+    async def in_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, EOFError), closing(writer):
+            if (await reader.readuntil(b"\r\n\r\n")).startswith(b"POST"):
+                writer.write(b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\n\r\n")
+                return
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
             while True:
-                await answer.write(b" ")
-        return answer
+                writer.write(_IN_BYTES)
+                await writer.drain()
+                await rate.sent(len(_IN_BYTES))
 
-    app = web.Application()
-    app.router.add_get("/{path:.*}", in_bytes)
-    async with serving(app, host="0.0.0.0") as port:
+    async with await asyncio.start_server(in_bytes, "0.0.0.0", backlog=4096) as server:
+        port = server.sockets[0].getsockname()[1]
         with suppress(asyncio.CancelledError):
             for first in count(0, at_once):
                 names = range(first, first + at_once)
                 where = [f"127.{1 + n // 2**16}.{n // 2**8 % 2**8}.{n % 2**8}:{port}" for n in names]
                 add("".join(f'- {{name: "{each}", address: "{each}"}}\n' for each in where))
-                await asyncio.sleep(0.25)
+                await asyncio.sleep(_TAKEN_S)
         add("")
         await asyncio.sleep(2.0)  # meanwhile Envoy hears that they are gone
 

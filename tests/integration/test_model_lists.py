@@ -103,8 +103,10 @@ async def test_every_server_is_asked_and_bad_ones_delay_no_other() -> None:
                 "f": in_bytes,
             }.items()
         }
-        async with asking(heard, key_file="", **addresses) as lists:
+        hang_too = {f"b{n}": addresses["b"] for n in range(40)}
+        async with asking(heard, key_file="", **hang_too, **addresses) as lists:
             await wait_until(lambda: len(heard.lists) == 2, what="the good ones have answered")
+            assert not hang_too.keys() & heard.silent, "they were asked before, and are still waited for"
             without = {EndpointName(name) for name in ("c", "d", "f")}
             await wait_until(lambda: without <= heard.silent, what="three servers have no list")
             assert not lists.asked_all, "one hangs"

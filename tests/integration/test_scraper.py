@@ -33,6 +33,7 @@ Handler = Callable[[str, Reader, Writer], Awaitable[None]]
 PAGE = b"vllm:num_requests_running 2\nvllm:num_requests_waiting 1\n"
 IDLE_PAGE = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
 FAST = Scrape(interval_seconds=0.05, timeout_seconds=3.0)
+AT_ONCE = Scrape(interval_seconds=0.0, stale_after_seconds=0.0)
 PATIENCE_S = 40.0
 
 
@@ -379,3 +380,20 @@ async def test_a_consumer_that_fails_at_one_page_does_not_stop_the_other_scrapes
         async with running_task(scraper.run):
             await wait_until(lambda: seen["a"] > 2 and seen["b"] > 5, what="both are scraped again and again")
             assert sources.failures["scrape"] >= 2
+
+
+async def test_new_servers_are_connected_in_turns_of_their_own() -> None:
+    watched, taken, turn = WatchedScraper(AT_ONCE), Counter[int](), 0
+
+    def connected(_: Reader, writer: Writer) -> None:
+        taken[turn] += 1
+        writer.close()
+
+    async with accepting(connected) as port, watched.running():
+        address = Address("127.0.0.1", port)
+        watched.scraper.set_endpoints([Endpoint(EndpointName(f"{n}"), address) for n in range(100)])
+        while taken.total() < 100:
+            turn += 1
+            await asyncio.sleep(0)
+    print(taken)
+    assert max(taken.values()) < 10

@@ -1,11 +1,11 @@
 """Asks every server for its list of models, slowly, off the pick path.
 
 One loop checks twice a second which servers are due, and more often while a new server has not been asked
-yet. It asks at most `_AT_ONCE` servers at a time: a server that hangs occupies one place until its timeout,
-and does not delay the others. Lists are passed on in portions, since each portion makes the fleet build a new
-index. While a server cannot be asked, its last list stays. If a request names a model that no server lists,
-the servers are asked again soon, because an adapter may have been loaded since. For any number of such
-requests, at most `_SOON_PER_S` servers are asked in a second.
+yet. Each pass asks at most `_AT_ONCE` servers, so any number of servers that hang delay the others by a few
+passes. Lists are passed on in portions, since each portion makes the fleet build a new index. While a server
+cannot be asked, its last list stays. If a request names a model that no server lists, the servers are asked
+again soon, because an adapter may have been loaded since. For any number of such requests, at most
+`_SOON_PER_S` servers are asked in a second.
 
 Called by `app`; everything runs on the event loop's thread.
 """
@@ -84,6 +84,8 @@ class ModelLists:
         self._answers: dict[EndpointName, ModelList | None] = {}
         self._told_at = inf
         """When the first list of endpoints came."""
+        self._turn = asyncio.Lock()
+        """Each server is connected in a turn of the loop of its own, so that requests come between them."""
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Follow a new list. A new server, or a new process of a known server, is asked at once."""
@@ -130,9 +132,8 @@ class ModelLists:
 
     def _due(self, *, now: float) -> Sequence[_ListedServer]:
         self._look_for_new_models(now=now)
-        free = _AT_ONCE - sum(server.asking for server in self._servers.values())
         due = [s for s in self._servers.values() if not s.asking and s.due_at <= now]
-        return sorted(due, key=lambda server: server.due_at)[: max(0, free)]
+        return sorted(due, key=lambda server: server.due_at)[:_AT_ONCE]
 
     def _look_for_new_models(self, *, now: float) -> None:
         asked = self._unknown_asked()
@@ -146,6 +147,8 @@ class ModelLists:
 
     async def _ask(self, server: _ListedServer) -> None:
         name, client = server.endpoint.name, PageClient(server.endpoint.address)
+        async with self._turn:
+            await asyncio.sleep(0)
         server.asked_at = self._clock()
         wait_s, listed = self._settings.interval_seconds, None
         try:

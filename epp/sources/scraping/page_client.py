@@ -33,12 +33,17 @@ _READ_BYTES: Final = 64 * 2**10
 than that. A page of vLLM comes in one or two turns. With half of this number a page took up to a quarter more
 CPU."""
 _MOST_CHUNKS: Final = 4_096
-"""Most chunks of one page. Servers send a page in a few chunks."""
+"""Most chunks of one page. Servers send a page in a few chunks, or write each line as one."""
+_SMALL_CHUNKS: Final = 256
+_CHUNK_BYTES: Final = 64
+"""The least average size if there are more than `_SMALL_CHUNKS`. A page in bytes then takes as much CPU as a
+usual page, not twenty times as much."""
 _HEAD_BYTES: Final = 16 * 2**10
 _MOST_LINES: Final = 256
 """Most lines of a head, or behind the last chunk. Each line takes some 3 us."""
 _CHUNK_LINE_BYTES: Final = 256
-_CHUNKS_A_TURN: Final = 256
+_CHUNKS_A_TURN: Final = 16
+"""Few, because hundreds of servers may send theirs in the same turn."""
 _CHUNKED: Final = -1
 """The size of a page that comes in chunks."""
 _EMPTY: Final = (b"\r\n", b"\n")
@@ -188,6 +193,8 @@ async def _chunks(stream: AnswerStream, *, most_bytes: int) -> bytearray:
         if not size:
             await _lines(stream, left=_HEAD_BYTES)
             return page
+        if number >= _SMALL_CHUNKS and len(page) < number * _CHUNK_BYTES:
+            raise MetricsError(f"the page comes in chunks of less than {_CHUNK_BYTES} bytes")
         _bound(len(page) + size, most_bytes=most_bytes)
         piece = await stream.exactly(size + 2)
         if piece[size:] != b"\r\n":

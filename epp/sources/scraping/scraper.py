@@ -92,6 +92,9 @@ class Scraper:
         self._targets: dict[EndpointName, _ScrapedServer] = {}
         self._changed = asyncio.Event()
         """Set when the targets are others than those that have tasks."""
+        self._turn = asyncio.Lock()
+        """Any number of servers may be new or fail together. Each is connected in a turn of the loop of its
+        own, so that requests come between them."""
 
     async def run(self) -> None:
         """Scrape until cancelled. If one server's page makes its task fail, `keep` starts the task again."""
@@ -135,6 +138,9 @@ class Scraper:
                 # The interval is from start to start, so a slow server is read as often as others.
                 started_at, intervals = self._clock(), 1 + self._rng.uniform(-_JITTER, _JITTER)
                 was_idle = target.idle
+                if target.error or not target.has_numbers:
+                    async with self._turn:
+                        await asyncio.sleep(0)
                 self._report(target, *await self._scrape(target))
                 if target.idle and not was_idle:
                     # Servers that became idle together are spread over the longer interval from now on.

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import weakref
 from collections.abc import AsyncIterator
 
 import pytest
@@ -70,14 +71,17 @@ async def test_source_that_fails_is_started_again_with_reason_logged_and_counted
     assert [r.exc_info is not None for r in logged] == [True, False, True, True, True, False]
 
 
-async def test_a_source_that_is_cancelled_ends() -> None:
+async def test_a_source_that_is_cancelled_ends_and_leaves_nothing() -> None:
     failing, kept_by = FailingSource(), sources()
-    async with kept(kept_by, failing) as task:
-        await wait_until(lambda: failing.runs == 1, what="the source runs")
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
+    used, task = weakref.ref(failing), asyncio.create_task(kept_by.keep("file", failing.run))
+    del failing
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
     assert kept_by.failures == {"file": 0}
+    del task
+    assert used() is None, "it waits for no garbage collector"
 
 
 async def test_a_source_that_fails_does_not_affect_the_others() -> None:

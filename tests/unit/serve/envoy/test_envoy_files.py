@@ -14,6 +14,7 @@ from epp.base.types import Address, Endpoint, EndpointName, Role
 from epp.config.sections import Listen, Tls
 from epp.serve.envoy import files
 from epp.serve.envoy.files import render_endpoints, write_endpoints, write_if_changed
+from tests.harness.steps import steps
 from tests.unit.serve.envoy.configs import a_config
 
 PAIR = Tls(cert_file="/tls/tls.crt", key_file="/tls/tls.key")
@@ -87,6 +88,11 @@ def test_endpoints_that_only_compute_prompts_are_not_in_the_file() -> None:
     """When the picker is away, Envoy goes round robin over the endpoints of the file."""
     helper = Endpoint(EndpointName("p"), Address("10.0.0.2", 8000), role=Role.PREFILL)
     assert addresses_in(render_endpoints([endpoint_at("10.0.0.1:8000"), helper])) == [("10.0.0.1", 8000)]
+
+
+def test_the_file_costs_little_python_for_each_endpoint() -> None:
+    endpoints = [endpoint_at(f"10.0.0.1:{port}") for port in range(1, 201)]
+    assert steps(lambda: render_endpoints(endpoints)) < 20 * len(endpoints)
 
 
 def test_an_equal_text_does_not_rewrite_the_file(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Answers of metrics pages, as they arrive from a connection."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
@@ -150,18 +151,32 @@ async def test_an_answer_with_another_status_has_no_page(status: int) -> None:
     assert raised.value.status == status
 
 
-async def test_a_page_in_too_many_chunks_is_refused() -> None:
-    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    whole = await read(head + b"1\r\nx\r\n" * 4096 + b"0\r\n\r\n", most_bytes=2**30)
-    assert whole == (b"x" * 4096, True)
-    with pytest.raises(MetricsError, match="more than 4096 chunks"):
-        await read(head + b"1\r\nx\r\n" * 4097, most_bytes=2**30)
+@pytest.mark.parametrize(
+    ("most", "chunk_bytes", "match"),
+    [(256, 1, "chunks of less than 64 bytes"), (4096, 64, "than 4096 chunks")],
+)
+async def test_a_page_in_too_many_chunks_is_refused(most: int, chunk_bytes: int, match: str) -> None:
+    head, chunk = CHUNKS.partition(b"5\r\n")[0], b"%X\r\n%b\r\n" % (chunk_bytes, b"x" * chunk_bytes)
+    whole = await read(head + chunk * most + b"0\r\n\r\n", most_bytes=2**30)
+    assert whole == (b"x" * chunk_bytes * most, True)
+    with pytest.raises(MetricsError, match=match):
+        await read(head + chunk * (most + 1), most_bytes=2**30)
 
 
-def test_the_work_for_chunks_of_one_byte_grows_with_their_number() -> None:
+async def test_one_turn_of_the_loop_reads_a_few_chunks_of_a_page() -> None:
+    stream, left = AnswerStream(), []
+    stream.feed_data(CHUNKS.partition(b"5\r\n")[0] + b"1\r\nx\r\n" * 250 + b"0\r\n\r\n")
+    task = asyncio.create_task(read_answer(stream, most_bytes=1000))
+    while not task.done():
+        left.append(stream.unread)
+        await asyncio.sleep(0)
+    assert max(before - after for before, after in pairwise(left[1:])) == 16 * len(b"1\r\nx\r\n")
+
+
+def test_the_work_for_small_chunks_grows_with_their_number() -> None:
     def work(chunks: int) -> int:
-        sent = b"1\r\nx\r\n" * chunks + b"0\r\n\r\n"
-        pieces = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", *cut(sent, piece_bytes=4099)]
+        sent = b"40\r\n%b\r\n" % (b"x" * 64) * chunks + b"0\r\n\r\n"
+        pieces = [CHUNKS.partition(b"5\r\n")[0], *cut(sent, piece_bytes=4099)]
         return steps(lambda: asyncio.run(read(*pieces, most_bytes=2**30)))
 
     assert work(4_000) < 9 * work(500)
