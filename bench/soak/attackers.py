@@ -31,8 +31,8 @@ _CONNECTIONS: Final = 400
 LONGEST_BYTES: Final = 200_000
 """The servers of the run refuse longer bodies."""
 _IN_BYTES: Final = b"1\r\n \r\n" * 4_096
-_TAKEN_S: Final = 0.6
-"""The picker takes a file that two looks, 0.25 s apart, find unchanged."""
+_PAGE_HEAD: Final = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+_REFUSAL: Final = b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\n\r\n"
 _HEALTH: Final = block(CALL, replace=((":path", "/grpc.health.v1.Health/Check"),))
 _BLOCK: Final = block()
 Pieces = AsyncIterator[bytes]
@@ -179,11 +179,9 @@ async def new_servers(directory: Path, _: str, *, at_once: int) -> None:
 
     async def in_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, EOFError), closing(writer):
-            if (await reader.readuntil(b"\r\n\r\n")).startswith(b"POST"):
-                writer.write(b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\n\r\n")
-                return
-            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-            while True:
+            asks = (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET")
+            writer.write(_PAGE_HEAD if asks else _REFUSAL)
+            while asks:
                 writer.write(_IN_BYTES)
                 await writer.drain()
                 await rate.sent(len(_IN_BYTES))
@@ -195,21 +193,18 @@ async def new_servers(directory: Path, _: str, *, at_once: int) -> None:
                 names = range(first, first + at_once)
                 where = [f"127.{1 + n // 2**16}.{n // 2**8 % 2**8}.{n % 2**8}:{port}" for n in names]
                 add("".join(f'- {{name: "{each}", address: "{each}"}}\n' for each in where))
-                await asyncio.sleep(_TAKEN_S)
+                await asyncio.sleep(0.6)  # the picker takes a file that two looks, 0.25 s apart, find equal
         add("")
         await asyncio.sleep(2.0)  # meanwhile Envoy hears that they are gone
 
 
-_RAW: Final[Mapping[str, Callable[[], Pieces]]] = {
-    "table sizes": table_sizes,
-    "cut short": cut_short,
-    "unread": unread,
-    "settings": changed_settings,
-    "health checks": health_checks,
-    "unusual headers": unusual_headers,
-}
 ATTACKERS: Final[Mapping[str, Callable[[Path, str], Coroutine[Any, Any, None]]]] = {
-    **{name: partial(_on_one_connection, pieces=pieces) for name, pieces in _RAW.items()},
+    "table sizes": partial(_on_one_connection, pieces=table_sizes),
+    "cut short": partial(_on_one_connection, pieces=cut_short),
+    "unread": partial(_on_one_connection, pieces=unread),
+    "settings": partial(_on_one_connection, pieces=changed_settings),
+    "health checks": partial(_on_one_connection, pieces=health_checks),
+    "unusual headers": partial(_on_one_connection, pieces=unusual_headers),
     "idle connections": idle_connections,
     "refused prompts": partial(long_prompts, size_bytes=2 * LONGEST_BYTES),
     "aborted streams": partial(long_prompts, size_bytes=LONGEST_BYTES - 1_000),

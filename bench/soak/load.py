@@ -17,6 +17,7 @@ from tests.harness.client import Client
 _TIMEOUT_S: Final = 60.0
 _LONGEST_PAUSE_S: Final = 0.1
 _PATHS: Final = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/embeddings")
+_NOT_READY: Final = b"no model server is ready"  # a server that does not list its models may have any
 _HOSTILE: Final = (
     *(b"", b"{", b"null", b"[]", b'{"model":1}', b'{"prompt":"\\ud800"}'),
     *(b"\xff" * 5_000, b"[" * 20_000, b'{"a":' * 20_000),
@@ -110,4 +111,6 @@ async def hostile(client: Client, rng: random.Random) -> str:
         body = document[:at] + rng.randbytes(3) + document[at + 3 :]
     path = rng.choice(_PATHS)
     reply = await client.request("POST", path, body=body, headers={"content-type": "application/json"})
-    return "" if reply.status < 500 else f"{path} {body[:40]!r}: status {reply.status}: {reply.body[:100]!r}"
+    if reply.status < 500 or _NOT_READY in reply.body:
+        return ""
+    return f"{path} {body[:40]!r}: status {reply.status}: {reply.body[:100]!r}"

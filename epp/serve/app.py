@@ -130,7 +130,7 @@ class App:
             rng=self._rng,
         )
         self._model_lists = ModelLists(
-            self._config.models,
+            settings=self._config.models,
             key=key,
             on_lists=lambda lists: self._picker.news.take_lists(lists, now=time.monotonic()),
             unknown_asked=lambda: fleet.served.unknown_asked,

@@ -67,7 +67,8 @@ class Sources:
         """Run `run` again and again until this task is cancelled. KeyboardInterrupt and SystemExit pass
         through.
         """
-        loop, name = asyncio.get_running_loop(), _current_task().get_name()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
         pauses = Pauses(self._rng, first_s=self._first_pause_s)
         self.failures[source] += 0  # the metric exists before the first failure
         while True:
@@ -78,7 +79,8 @@ class Sources:
             except (KeyboardInterrupt, SystemExit, GeneratorExit):
                 raise
             except asyncio.CancelledError as error:
-                if _current_task().cancelling():
+                if task.cancelling():
+                    del task  # a task that its own frame names stays until the garbage collector comes
                     raise
                 failure = error  # a library cancelled a part of the loop
             except BaseException as error:  # noqa: BLE001 - some packages raise what is no Exception; the picker goes on
@@ -89,22 +91,13 @@ class Sources:
             self.failures[source] += 1
             reason = "it returned" if failure is None else f"{type(failure).__name__}: {failure}"[:500]
             recent = {name: one for name, one in self._last.items() if loop.time() - one[0] < _RAN_WELL_S}
-            self._last = recent | {name: (loop.time(), reason)}
-            _log_failure(name, source, failure, reason, pause_s=pause_s)
+            self._last = recent | {task.get_name(): (loop.time(), reason)}
+            _log_failure(task.get_name(), source, failure, reason, pause_s=pause_s)
             await asyncio.sleep(pause_s)
 
     def failing(self, *, now: float) -> list[str]:
         """Return the loops that failed within the last minute, each with the reason."""
         return [f"{name}: {why}" for name, (at, why) in self._last.items() if now - at < _RAN_WELL_S]
-
-
-def _current_task() -> asyncio.Task[Any]:
-    """Return the task that runs. In a variable of its own coroutine, a cancelled task would stay in memory
-    with all that it used, until the garbage collector runs.
-    """
-    task = asyncio.current_task()
-    assert task is not None, "a coroutine runs in a task"
-    return task
 
 
 def _log_failure(

@@ -7,7 +7,7 @@ import logging
 import socket
 import struct
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -22,7 +22,6 @@ from epp.config.policy import Scrape
 from epp.sources.keep import Sources
 from epp.sources.scraping.scraper import Scraper
 from tests.harness.listening import accepting
-from tests.harness.processes import wait_until
 from tests.harness.tasks import running_task
 
 Reader: TypeAlias = asyncio.StreamReader
@@ -86,26 +85,29 @@ class BareServer:
 
 
 class WatchedScraper:
-    """A scraper and what it reported."""
+    """A scraper and what it reported. fails_at: an endpoint whose reports make the consumer fail."""
 
-    def __init__(self, settings: Scrape = FAST) -> None:
+    def __init__(self, settings: Scrape = FAST, *, fails_at: str = "") -> None:
         self.settings = settings
+        self._fails_at = fails_at
         self.in_use: set[str] = set()
         self.seen: dict[str, list[EndpointMetrics | None]] = defaultdict(list)
         self._reported = asyncio.Event()
-        keep = Sources(rng=Random(7), first_pause_s=0.01).keep
+        self.sources = Sources(rng=Random(7), first_pause_s=0.01)
         self.scraper = Scraper(
             settings=lambda: self.settings,
             on_metrics=self._on_metrics,
             in_use=lambda name: name in self.in_use,
             clock=time.monotonic,
-            keep=keep,
+            keep=self.sources.keep,
             rng=Random(7),
         )
 
     def _on_metrics(self, name: EndpointName, metrics: EndpointMetrics | None) -> None:
         self.seen[name].append(metrics)
         self._reported.set()
+        if name == self._fails_at:
+            raise RuntimeError("consumer bug")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[WatchedScraper]:
@@ -216,14 +218,9 @@ async def test_misbehaving_servers_have_a_reason_and_hurt_no_other() -> None:
         }
         good = await stack.enter_async_context(BareServer(http(PAGE)).running())
         watched = await stack.enter_async_context(WatchedScraper().running())
-        endpoints = [scraped_endpoint(name, server.address) for name, server in servers.items()]
-        watched.scraper.set_endpoints(
-            [
-                *endpoints,
-                scraped_endpoint("good", good.address),
-                scraped_endpoint("dead", Address("127.0.0.1", 1)),
-            ]
-        )
+        addresses = {name: server.address for name, server in servers.items()}
+        addresses |= {"good": good.address, "dead": Address("127.0.0.1", 1)}
+        watched.scraper.set_endpoints([scraped_endpoint(*each) for each in addresses.items()])
         await watched.until(lambda: all(len(watched.seen[n]) >= 2 for n in (*MISBEHAVING, "dead")))
         await watched.until(lambda: len(watched.seen["good"]) >= 5)
         for name, (_, reason) in MISBEHAVING.items():
@@ -359,41 +356,18 @@ async def test_a_connection_closed_between_two_pages_is_no_failed_scrape() -> No
 
 
 async def test_a_consumer_that_fails_at_one_page_does_not_stop_the_other_scrapes() -> None:
-    seen: Counter[str] = Counter()
-
-    def broken(name: EndpointName, _: EndpointMetrics | None) -> None:
-        seen[name] += 1
-        if name == "a":
-            raise RuntimeError("consumer bug")
-
-    sources = Sources(rng=Random(7), first_pause_s=0.01)
-    scraper = Scraper(
-        settings=lambda: FAST,
-        on_metrics=broken,
-        in_use=lambda _: False,
-        clock=time.monotonic,
-        keep=sources.keep,
-        rng=Random(7),
-    )
-    async with BareServer(http(PAGE)).running() as server:
-        scraper.set_endpoints([scraped_endpoint("a", server.address), scraped_endpoint("b", server.address)])
-        async with running_task(scraper.run):
-            await wait_until(lambda: seen["a"] > 2 and seen["b"] > 5, what="both are scraped again and again")
-            assert sources.failures["scrape"] >= 2
+    watched = WatchedScraper(fails_at="a")
+    async with BareServer(http(PAGE)).running() as server, watched.running():
+        watched.scraper.set_endpoints([scraped_endpoint(name, server.address) for name in ("a", "b")])
+        await watched.until(lambda: len(watched.seen["a"]) > 2 and len(watched.seen["b"]) > 5)
+    assert watched.sources.failures["scrape"] >= 2
 
 
 async def test_new_servers_are_connected_in_turns_of_their_own() -> None:
-    watched, taken, turn = WatchedScraper(AT_ONCE), Counter[int](), 0
-
-    def connected(_: Reader, writer: Writer) -> None:
-        taken[turn] += 1
-        writer.close()
-
-    async with accepting(connected) as port, watched.running():
-        address = Address("127.0.0.1", port)
-        watched.scraper.set_endpoints([Endpoint(EndpointName(f"{n}"), address) for n in range(100)])
-        while taken.total() < 100:
-            turn += 1
+    most = 0
+    async with BareServer(b"").running() as server, WatchedScraper(AT_ONCE).running() as watched:
+        watched.scraper.set_endpoints([scraped_endpoint(str(n), server.address) for n in range(100)])
+        while (before := server.connections) < 100:
             await asyncio.sleep(0)
-    print(taken)
-    assert max(taken.values()) < 10
+            most = max(most, server.connections - before)
+    assert most < 10

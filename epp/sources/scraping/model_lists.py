@@ -13,7 +13,7 @@ Called by `app`; everything runs on the event loop's thread.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from random import Random
 from typing import Annotated, Final, TypeVar
@@ -60,41 +60,31 @@ class _ListedServer:
     """Whether its last answer was a list. None: it has not been asked yet."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class ModelLists:
-    """Call `run`. `unknown_asked`: number of requests so far for a model that no server lists."""
+    """Call `run`."""
 
-    def __init__(
-        self,
-        settings: Models,
-        *,
-        key: ApiKey,
-        on_lists: Callable[[Mapping[EndpointName, ModelList | None]], None],
-        unknown_asked: Callable[[], int],
-        clock: Callable[[], float],
-        rng: Random,
-    ) -> None:
-        self._settings = settings
-        self._key = key
-        self._on_lists = on_lists
-        self._unknown_asked = unknown_asked
-        self._unknown_seen = 0
-        self._clock = clock
-        self._rng = rng
-        self._servers: dict[EndpointName, _ListedServer] = {}
-        self._answers: dict[EndpointName, ModelList | None] = {}
-        self._told_at = inf
-        """When the first list of endpoints came."""
-        self._turn = asyncio.Lock()
-        """Each server is connected in a turn of the loop of its own, so that requests come between them."""
+    settings: Models
+    key: ApiKey
+    on_lists: Callable[[Mapping[EndpointName, ModelList | None]], None]
+    unknown_asked: Callable[[], int]
+    """Returns the number of requests so far for a model that no server lists."""
+    clock: Callable[[], float]
+    rng: Random
+    _unknown_seen: int = field(default=0, init=False)
+    _servers: dict[EndpointName, _ListedServer] = field(default_factory=dict, init=False)
+    _answers: dict[EndpointName, ModelList | None] = field(default_factory=dict, init=False)
+    _told_at: float = field(default=inf, init=False)
+    """When the first list of endpoints came."""
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Follow a new list. A new server, or a new process of a known server, is asked at once."""
-        self._told_at = min(self._told_at, self._clock())
+        self._told_at = min(self._told_at, self.clock())
         before, self._servers = self._servers, {}
         for endpoint in endpoints:
             server = before.get(endpoint.name)
             if server is None or server.endpoint.process != endpoint.process:
-                server = _ListedServer(endpoint, due_at=self._clock())
+                server = _ListedServer(endpoint, due_at=self.clock())
                 self._answers.pop(endpoint.name, None)
             server.endpoint = endpoint
             self._servers[endpoint.name] = server
@@ -102,21 +92,22 @@ class ModelLists:
     @property
     def asked_all(self) -> bool:
         """Whether all servers have been asked once, and their lists are in use, or this took too long."""
-        waits = self._settings.ask and (self._answers or self._new())
-        return not waits or self._clock() - self._told_at > _PATIENCE_S
+        waits = self.settings.ask and (self._answers or self._new())
+        return not waits or self.clock() - self._told_at > _PATIENCE_S
 
     async def run(self) -> None:
         """Run until cancelled. Asks no server if the settings say so."""
-        if not self._settings.ask:
+        if not self.settings.ask:
             await asyncio.get_running_loop().create_future()
         for server in self._servers.values():
             server.asking = False
         async with asyncio.TaskGroup() as group:
             while True:
                 self._hand_on()
-                for server in self._due(now=self._clock()):
+                for server in self._due(now=self.clock()):
                     server.asking = True
                     group.create_task(self._ask(server), name=f"models of {server.endpoint.name}")
+                    await asyncio.sleep(0)  # each connects in a turn of its own, and requests come between
                 await asyncio.sleep(_FIRST_LOOK_S if self._new() else _LOOK_S)
 
     # -- parts -----------------------------------------------------------------------------------------------
@@ -128,7 +119,7 @@ class ModelLists:
     def _hand_on(self) -> None:
         if self._answers:
             answers, self._answers = self._answers, {}
-            self._on_lists(answers)
+            self.on_lists(answers)
 
     def _due(self, *, now: float) -> Sequence[_ListedServer]:
         self._look_for_new_models(now=now)
@@ -136,7 +127,7 @@ class ModelLists:
         return sorted(due, key=lambda server: server.due_at)[:_AT_ONCE]
 
     def _look_for_new_models(self, *, now: float) -> None:
-        asked = self._unknown_asked()
+        asked = self.unknown_asked()
         if asked == self._unknown_seen:
             return
         self._unknown_seen = asked
@@ -147,14 +138,12 @@ class ModelLists:
 
     async def _ask(self, server: _ListedServer) -> None:
         name, client = server.endpoint.name, PageClient(server.endpoint.address)
-        async with self._turn:
-            await asyncio.sleep(0)
-        server.asked_at = self._clock()
-        wait_s, listed = self._settings.interval_seconds, None
+        server.asked_at = self.clock()
+        wait_s, listed = self.settings.interval_seconds, None
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 answer = await client.ask(
-                    "/v1/models", most_bytes=_MOST_PAGE_BYTES, headers=self._key.headers()
+                    "/v1/models", most_bytes=_MOST_PAGE_BYTES, headers=self.key.headers()
                 )
             listed = parse_model_page(answer.body)
         except (MetricsError, OSError, ValueError) as error:
@@ -166,7 +155,7 @@ class ModelLists:
         finally:
             client.close()
         server.listed, server.asking = listed is not None, False
-        server.due_at = self._clock() + wait_s * (1 + self._rng.uniform(-_JITTER, _JITTER))
+        server.due_at = self.clock() + wait_s * (1 + self.rng.uniform(-_JITTER, _JITTER))
         if self._servers.get(name) is server:  # otherwise the server left, or another process came meanwhile
             self._answers[name] = listed
 

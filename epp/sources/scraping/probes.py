@@ -8,6 +8,7 @@ comes, tells of an error or ends without a token. Called by `app`; everything ru
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -29,28 +30,24 @@ _READ_TYPES: Final = ("text/event-stream", "application/json", "text/html", "app
 _HEADERS: Final = {"Content-Type": "application/json"}
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Probes:
-    """Call `run`. `counts`: the probes by result."""
+    """Call `run`."""
 
-    def __init__(
-        self,
-        *,
-        due: Callable[[], Sequence[Probe]],
-        on_verdict: Callable[[Probe, Verdict], None],
-        key: ApiKey,
-    ) -> None:
-        """due: the probes to send now.
-        on_verdict: called for each of them, even if `run` ends meanwhile.
-        """
-        self._due = due
-        self._key = key
-        self._on_verdict = on_verdict
-        self.counts: Counter[Verdict] = Counter({"well": 0, "ill": 0, "refused": 0, "unclear": 0})
+    due: Callable[[], Sequence[Probe]]
+    """Returns the probes to send now."""
+    on_verdict: Callable[[Probe, Verdict], None]
+    """Called for each of them, even if `run` ends meanwhile."""
+    key: ApiKey
+    counts: Counter[Verdict] = field(
+        default_factory=lambda: Counter({"well": 0, "ill": 0, "refused": 0, "unclear": 0}), init=False
+    )
+    """The probes by result."""
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             while True:
-                for probe in self._due():
+                for probe in self.due():
                     group.create_task(self._send(probe), name=f"probe of {probe.state.endpoint.name}")
                 await asyncio.sleep(_LOOK_S)
 
@@ -58,11 +55,11 @@ class Probes:
         verdict: Verdict = "unclear"
         client = PageClient(probe.state.endpoint.address)
         try:
-            verdict = await _ask(client, probe, self._key.headers())
+            verdict = await _ask(client, probe, self.key.headers())
         finally:
             client.close()
             self.counts[verdict] += 1
-            self._on_verdict(probe, verdict)
+            self.on_verdict(probe, verdict)
 
 
 async def _ask(client: PageClient, probe: Probe, key: dict[str, str]) -> Verdict:

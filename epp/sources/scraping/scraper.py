@@ -38,8 +38,6 @@ _TICK_S: Final = 0.1
 _PAGES_PER_S: Final = 200
 """Reading a page takes the picker up to half a millisecond, so this takes a tenth of a core."""
 
-OnMetrics = Callable[[EndpointName, EndpointMetrics | None], None]
-
 
 @dataclass(frozen=True, slots=True)
 class ScrapeAge:
@@ -66,35 +64,26 @@ class _ScrapedServer:
     reader: PageReader = field(default_factory=PageReader)
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Scraper:
-    """Scrapes the endpoints of `set_endpoints` while `run` runs.
+    """Scrapes the endpoints of `set_endpoints` while `run` runs."""
 
-    settings: called before every scrape; clock: monotonic seconds; on_metrics: must not block;
-    in_use: whether the picker has sent the endpoint something that its last page may not show.
-    """
-
-    def __init__(
-        self,
-        *,
-        settings: Callable[[], Scrape],
-        on_metrics: OnMetrics,
-        in_use: Callable[[EndpointName], bool],
-        clock: Callable[[], float],
-        keep: Keep,
-        rng: Random,
-    ) -> None:
-        self._settings = settings
-        self._on_metrics = on_metrics
-        self._in_use = in_use
-        self._clock = clock
-        self._keep = keep
-        self._rng = rng
-        self._targets: dict[EndpointName, _ScrapedServer] = {}
-        self._changed = asyncio.Event()
-        """Set when the targets are others than those that have tasks."""
-        self._turn = asyncio.Lock()
-        """Any number of servers may be new or fail together. Each is connected in a turn of the loop of its
-        own, so that requests come between them."""
+    settings: Callable[[], Scrape]
+    """Called before every scrape."""
+    on_metrics: Callable[[EndpointName, EndpointMetrics | None], None]
+    """Must not block."""
+    in_use: Callable[[EndpointName], bool]
+    """Whether the picker has sent the endpoint something that its last page may not show."""
+    clock: Callable[[], float]
+    """Monotonic seconds."""
+    keep: Keep
+    rng: Random
+    _targets: dict[EndpointName, _ScrapedServer] = field(default_factory=dict, init=False)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    """Set when the targets are others than those that have tasks."""
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Any number of servers may be new or fail together. Each is connected in a turn of the loop of its own,
+    so that requests come between them."""
 
     async def run(self) -> None:
         """Scrape until cancelled. If one server's page makes its task fail, `keep` starts the task again."""
@@ -107,7 +96,7 @@ class Scraper:
                     tasks.pop(gone).cancel()
                 for target in targets:
                     if target not in tasks:
-                        follow = self._keep("scrape", partial(self._follow, target))
+                        follow = self.keep("scrape", partial(self._follow, target))
                         tasks[target] = group.create_task(follow, name=f"scrape of {target.endpoint.name}")
                 await self._changed.wait()
 
@@ -131,12 +120,12 @@ class Scraper:
 
     async def _follow(self, target: _ScrapedServer) -> None:
         """Scrape one endpoint for ever, by the current settings."""
-        started_at, intervals = self._clock(), self._rng.random()
+        started_at, intervals = self.clock(), self.rng.random()
         try:
             while True:
                 await self._wait(target, since=started_at, intervals=intervals)
                 # The interval is from start to start, so a slow server is read as often as others.
-                started_at, intervals = self._clock(), 1 + self._rng.uniform(-_JITTER, _JITTER)
+                started_at, intervals = self.clock(), 1 + self.rng.uniform(-_JITTER, _JITTER)
                 was_idle = target.idle
                 if target.error or not target.has_numbers:
                     async with self._turn:
@@ -144,39 +133,39 @@ class Scraper:
                 self._report(target, *await self._scrape(target))
                 if target.idle and not was_idle:
                     # Servers that became idle together are spread over the longer interval from now on.
-                    intervals = self._rng.random()
+                    intervals = self.rng.random()
         finally:
             target.client.close()
 
     async def _wait(self, target: _ScrapedServer, *, since: float, intervals: float) -> None:
         """Wait until so many intervals have passed. The length of an interval may change meanwhile."""
-        while (left_s := since + intervals * self._interval_s(target) - self._clock()) > _EARLY_S:
+        while (left_s := since + intervals * self._interval_s(target) - self.clock()) > _EARLY_S:
             # The random part keeps apart the tasks that began to wait together.
-            look_s = self._rng.randint(8, 10) * _TICK_S - self._clock() % _TICK_S
+            look_s = self.rng.randint(8, 10) * _TICK_S - self.clock() % _TICK_S
             await asyncio.sleep(min(left_s, look_s))
 
     def _interval_s(self, target: _ScrapedServer) -> float:
-        settings = self._settings()
+        settings = self.settings()
         soon_s = min(1.0, settings.stale_after_seconds / 2)  # no page may be stale because the fleet is large
         busy_s = max(settings.interval_seconds, min(soon_s, len(self._targets) / _PAGES_PER_S))
-        if target.idle and not self._in_use(target.endpoint.name):
+        if target.idle and not self.in_use(target.endpoint.name):
             return max(busy_s, settings.idle_interval_seconds)
         return busy_s
 
     async def _scrape(self, target: _ScrapedServer) -> tuple[EndpointMetrics | None, str]:
         """Return the numbers, if the server answered, and why there are none."""
-        settings = self._settings()
+        settings = self.settings()
         try:
             async with asyncio.timeout(settings.timeout_seconds):
                 answer = await target.client.ask(
                     target.own_path or settings.path, most_bytes=_MOST_PAGE_BYTES
                 )
-            return target.reader.read(answer.body, scraped_at=self._clock()), ""
+            return target.reader.read(answer.body, scraped_at=self.clock()), ""
         except TimeoutError:
             return None, f"no answer within {settings.timeout_seconds:g} s"
         except MetricsError as error:
             down = target.has_numbers or (isinstance(error, NoPageError) and not 0 < error.status < 500)
-            return None if down else EndpointMetrics(scraped_at=self._clock()), str(error)
+            return None if down else EndpointMetrics(scraped_at=self.clock()), str(error)
         except (OSError, ValueError) as error:
             return None, in_words(error)
 
@@ -192,7 +181,7 @@ class Scraper:
                 error,
                 "only the load that the picker sent there counts"
                 if metrics is not None
-                else f"after {self._settings().failures_to_eject} failed scrapes in a row the endpoint gets no "
+                else f"after {self.settings().failures_to_eject} failed scrapes in a row the endpoint gets no "
                 "requests while others answer",
             )
         elif target.error and not error:
@@ -202,7 +191,7 @@ class Scraper:
         target.idle = metrics is not None and metrics.inside == 0
         if metrics is not None:
             target.answered_at = metrics.scraped_at
-        self._on_metrics(name, metrics)
+        self.on_metrics(name, metrics)
 
 
 def _page_of(endpoint: Endpoint) -> tuple[PageClient, str]:

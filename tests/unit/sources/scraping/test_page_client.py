@@ -7,7 +7,6 @@ import pytest
 
 from epp.sources.scraping.metrics_page import MetricsError
 from epp.sources.scraping.page_client import AnswerStream, NoPageError, read_answer
-from tests.harness.steps import steps
 
 PAGE = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 2\n"
 SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(PAGE), PAGE)
@@ -171,12 +170,3 @@ async def test_one_turn_of_the_loop_reads_a_few_chunks_of_a_page() -> None:
         left.append(stream.unread)
         await asyncio.sleep(0)
     assert max(before - after for before, after in pairwise(left[1:])) == 16 * len(b"1\r\nx\r\n")
-
-
-def test_the_work_for_small_chunks_grows_with_their_number() -> None:
-    def work(chunks: int) -> int:
-        sent = b"40\r\n%b\r\n" % (b"x" * 64) * chunks + b"0\r\n\r\n"
-        pieces = [CHUNKS.partition(b"5\r\n")[0], *cut(sent, piece_bytes=4099)]
-        return steps(lambda: asyncio.run(read(*pieces, most_bytes=2**30)))
-
-    assert work(4_000) < 9 * work(500)
