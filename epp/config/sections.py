@@ -76,10 +76,6 @@ class Admin(Strict, frozen=True):
     """DNS names by which clients may ask for the admin pages. IP addresses and `localhost` are always
     allowed. A request for any other name gets 421."""
 
-    def addresses(self, *, workers: int) -> tuple[Address, ...]:
-        """Return the admin address of each worker. Raise ValueError if there are not enough ports."""
-        return consecutive(self.address, workers)
-
 
 def consecutive(text: str, count: int) -> tuple[Address, ...]:
     """Return `count` addresses from `ip:port` on. Raise ValueError if the last port is too high."""

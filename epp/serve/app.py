@@ -18,7 +18,7 @@ from typing import Any
 from epp.base.errors import usable
 from epp.base.types import Endpoint
 from epp.config.policy import DEFAULT_POLICY, Policy
-from epp.config.sections import Kubernetes
+from epp.config.sections import Kubernetes, consecutive
 from epp.config.settings import Config
 from epp.observe.misses.finding import Misses
 from epp.observe.recording import Tap
@@ -155,7 +155,7 @@ class App:
             unix_clock=self._unix_clock,
         )
         self._admin = AdminServer(
-            address=config.admin.addresses(workers=config.workers)[self._worker],
+            address=consecutive(config.admin.address, config.workers)[self._worker],
             metrics=self._metrics,
             board=self._board,
             not_ready=self._not_ready,

@@ -10,7 +10,7 @@ import pytest
 from epp.base.errors import ConfigError
 from epp.config.policy import PolicySpec
 from epp.config.reading import read_secret
-from epp.config.sections import Admin, Listen
+from epp.config.sections import Listen
 from epp.config.settings import Config, load_config
 from epp.config.sharing import RedisTarget
 from tests.reference.schema import definitions
@@ -170,12 +170,8 @@ def test_each_worker_has_its_own_address(address: str, workers: int, expected: t
     assert Listen(address=address).addresses(workers=workers) == expected
 
 
-def test_each_worker_has_its_own_admin_address() -> None:
-    assert [str(a) for a in Admin(address="[::1]:9090").addresses(workers=2)] == ["[::1]:9090", "[::1]:9091"]
-
-
-@pytest.mark.parametrize("section", [Listen(address="127.0.0.1:65535"), Admin(address="127.0.0.1:65535")])
-def test_ports_that_do_not_exist_are_refused(section: Listen | Admin) -> None:
+def test_ports_that_do_not_exist_are_refused() -> None:
+    section = Listen(address="127.0.0.1:65535")
     assert len(section.addresses(workers=1)) == 1
     with pytest.raises(ValueError, match="2 workers need 2 consecutive ports"):
         section.addresses(workers=2)
