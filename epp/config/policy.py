@@ -241,7 +241,7 @@ class TargetRef(Strict, frozen=True):
 
     def __post_init__(self) -> None:
         if self.group is not None and (self.group == "") != (self.kind == "Service"):
-            raise ValueError(f"targetRef.group: does not have the kind {self.kind}; leave group out")
+            raise ValueError(f"group: does not have the kind {self.kind}; leave group out")
 
 
 class PolicySpec(Strict, frozen=True):

@@ -28,7 +28,7 @@ class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     """
 
 
-_FAULT: Final = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
+_FAULT: Final = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>key` in `)?\$\.?(?P<path>.*)`)?", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MARK: Final = re.compile(r'\s*in "<(?:byte|unicode) string>", line (\d+), column (\d+):?')
 _STEP: Final = re.compile(r"\.?(?P<field>\w+)|\[(?P<index>\d*)[^\]]*\]")
@@ -51,9 +51,20 @@ _WRITE: Final = (
         "write a number, without quotes and without a unit",
     ),
     (re.compile(r"Expected `bool\b.*, got `str`"), "write true or false, without quotes"),
-    (re.compile(r"Expected `str\b.*, got `(int|float|bool)`"), "put the value in quotes"),
+    (re.compile(r"Expected `str\b.*, got `(int|float|bool)`"), "put it in quotes"),
 )
 """The advice for a value of another type."""
+_PATTERN: Final = re.compile(r" matching regex '\^\(*(.*)'")
+_FORMS: Final = {
+    "[a-z0-9": "lower-case letters, digits and dashes",
+    "[A-Za-z0-9]([-A-Za-z0-9.]": "HOST:PORT",
+    "[A-Za-z0-9": "letters, digits and dashes",
+    "/": "a path, such as /metrics",
+    "0|": 'a whole number in quotes, such as "-10"',
+    "tcp|": "tcp://HOST:PORT",
+    ":[1-9]": ":PORT, /PATH or both",
+}
+"""What to write, by the beginning of a field's pattern."""
 _NOT_YAML: Final = {
     "cannot start any token": "indent with spaces, not tabs, and put text that begins with a sign in quotes",
     "mapping values": "indent the fields of one mapping equally, and put text that holds `: ` in quotes",
@@ -172,6 +183,8 @@ def in_words(error: Exception, *, of: type[msgspec.Struct], text: str | bytes = 
         return _placed(words[first.end() :], first["path"], text=text, under=under)
     fault = _FAULT.fullmatch(words)
     what, path = (fault["what"], fault["path"] or "") if fault else (words, "")
+    if fault and fault["key"]:
+        what = what.replace("`str`", "`str` as each name", 1)
     node = _at(inspect.type_info(of), path)
     if unknown := _UNKNOWN.fullmatch(what):
         advice = _unknown_field(unknown[1], path=path, node=node)
@@ -183,7 +196,9 @@ def _placed(words: str, path: str, *, text: str | bytes, under: str, field: str 
     line, value = _found_at(text, f"{path}.{field}" if field else path)
     if words.startswith("expected") and value:
         shown = f", found {value[:_MOST_SHOWN_CHARS]}"
-        words = words.replace(", found a number", shown) if "found" in words else words + shown
+        what, end, advice = words.partition("; ")
+        what = what.replace(", found a number", shown) if "found" in what else what + shown
+        words = what + end + advice
     places = (f"line {line}" if line else "", ".".join(filter(None, (under, path))), words)
     return ": ".join(filter(None, places))
 
@@ -215,7 +230,7 @@ def _plain(words: str) -> str:
         kinds = [kind for kind in types[1].split(" | ") if kind != "null"] or ["null"]
         return " or ".join(_WORDS[kind] for kind in kinds) if set(kinds) <= _WORDS.keys() else types[0]
 
-    words = _TYPES.sub(named, words)
+    words = _TYPES.sub(named, _PATTERN.sub("", words))
     words = words.replace("Expected ", "expected ").replace(", got ", ", found ")
     return words.replace("Object missing required field", "there is no").replace(
         "Invalid enum value", "found"
@@ -236,6 +251,8 @@ def _instead(words: str, node: inspect.Type) -> str:
     if words.startswith("Expected `object"):
         dash = ", without a dash before them" if "got `array`" in words else ""
         return f"; write its fields{dash}: {', '.join(_fields(node)) or 'NAME: VALUE'}"
+    if shape := _PATTERN.search(words):
+        return next((f"; write {form}" for start, form in _FORMS.items() if shape[1].startswith(start)), "")
     return next((f"; {advice}" for pattern, advice in _WRITE if pattern.match(words)), "")
 
 
@@ -252,7 +269,7 @@ def _unknown_field(name: str, *, path: str, node: inspect.Type) -> str:
     if name in within:
         return f"unknown field `{name}`; put it under `{within[name]}`"
     meant = [each for each in known if name.startswith(each) or each.startswith(name)]
-    meant = meant or difflib.get_close_matches(name, known, n=1)
+    meant = meant or difflib.get_close_matches(name, known, n=1, cutoff=0.65)
     advice = f"did you mean `{meant[0]}`?" if meant else f"fields are {', '.join(known)}"
     return f"unknown field `{name}`; {advice}"
 
