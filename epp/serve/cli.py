@@ -126,6 +126,7 @@ def command_line() -> WordsParser:
     envoy = add(_envoy_config, "envoy-config", "--config config.yaml")
     for command in (serve, check, envoy):
         command.option("--config FILE", "configuration file (YAML)", required=True)
+        command.option("file FILE", nargs="?", type=_bare("--config"))
     serve.option("--worker N", type=int)
     serve.option("--hub FILE")
     check.option("--verbose", "print the configuration with all defaults, as YAML")
@@ -140,13 +141,13 @@ def command_line() -> WordsParser:
         text = "admin address of the picker (default %(default)s)"
         command.option("--admin URL", text, default="http://127.0.0.1:9090")
     text = "count the requests of the last SECONDS seconds, 900 at most (default %(default)s)"
-    explain.option("--window SECONDS", text, type=int, default=600)
+    explain.option("--window SECONDS", text, type=_count, default=600)
     explain.option("--json", "print JSON")
     recording.option("file FILE", "file to write, which must not exist yet")
     text = "stop after SECONDS seconds (default: record until Ctrl-C)"
     recording.option("--for SECONDS", text, dest="seconds", type=_positive)
     recording.option(
-        "--max-bytes N", "stop when FILE has N bytes (default %(default)s)", type=int, default=2**28
+        "--max-bytes N", "stop when FILE has N bytes (default %(default)s)", type=_count, default=2**28
     )
     _replay_options(add(_replay, "replay", "monday.rec --rule least-cost round-robin"))
     add(_completion, "completion", "> epp.sh; . ./epp.sh")
@@ -168,7 +169,7 @@ def _up_options(command: WordsParser) -> None:
     )
     text = "address of the live page and the metrics: PORT or IP:PORT (default %(default)s)"
     command.option("--page PORT", text, type=_place, default="127.0.0.1:9090")
-    command.option("address HOST:PORT", nargs="?", type=_bare)
+    command.option("address HOST:PORT", nargs="?", type=_bare("--server"))
     command.option("--policy FILE", "policy file; each change of it is put in use")
     text = "serve clients over TLS with these PEM files"
     command.option("--tls FILE", text, nargs=2, metavar=("CERT", "KEY"))
@@ -186,8 +187,13 @@ def _replay_options(command: WordsParser) -> None:
     command.option("--json FILE", "write the table as JSON")
 
 
-def _bare(text: str) -> NoReturn:
-    raise argparse.ArgumentTypeError(f"write --server {text}")
+def _bare(option: str) -> Callable[[str], NoReturn]:
+    """Return what refuses a value without its option."""
+
+    def refuse(text: str) -> NoReturn:
+        raise argparse.ArgumentTypeError(f"write {option} {text}")
+
+    return refuse
 
 
 def _place(text: str) -> Address:
@@ -232,6 +238,8 @@ def _up(args: argparse.Namespace) -> int:
     for flag, address in (("--port", args.port), ("--page", args.page)):
         if why := up.unusable(address):
             raise ConfigError(f"{flag} {address}: {why}; name another port, on an address of this machine")
+    if args.port == args.page:
+        raise ConfigError(f"--page {args.page}: is the address of --port too; name another port")
     process.raise_file_limit()
     servers = [up.parsed(text) for text in args.server]
     where = {"listen": args.port, "page": args.page, "policy": args.policy, "write": args.write}

@@ -167,12 +167,13 @@ async def look_up(folder: Path, found: dict[ServerName, Sequence[str]]) -> None:
     for server, last in found.items():
         try:
             found[server] = await addresses_of(server)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: it is not the name of a host
+            why = getattr(error, "strerror", "not a name")
             if not last:
                 raise ConfigError(
-                    f"--server {server.host}:{server.port}: {error.strerror}; correct the name, or write an IP address"
+                    f"--server {server.host}:{server.port}: {why}; correct the name, or write an IP address"
                 ) from error
-            _log.warning("%s keeps the addresses %s: %s", server.host, ", ".join(last), error.strerror)
+            _log.warning("%s keeps the addresses %s: %s", server.host, ", ".join(last), why)
     write_if_changed(folder / "endpoints.yaml", endpoints_yaml(found.items()).encode())
 
 

@@ -91,7 +91,6 @@ def test_a_cluster_needs_only_a_pool_or_a_selector_with_ports(file: Path) -> Non
         ("listen: {address: 'localhost:9002'}", "listen.address", "ip:port"),
         ("listen: {address: 'unix:epp.sock'}", "listen.address", "absolute"),
         ("listen: {address: 'unix:/s', tls: {certFile: c, keyFile: k}}", "listen.tls", "no TLS"),
-        ("blockedPaths: [metrics]", "blockedPaths", "; write "),
         ("allowedPaths: [/v1/models]", "allowedPaths[0]", "not in blockedPaths"),
         ("blockedPaths: [/sleep], allowedPaths: [/docs]", "allowedPaths[0]", "/docs"),
         ("listen: {healthAddress: 9003}", "listen.healthAddress", "a text"),

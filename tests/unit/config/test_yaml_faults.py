@@ -44,6 +44,10 @@ def test_unknown_field_without_a_similar_one_gets_the_list_of_all_fields(tmp_pat
         (HEAD + "spec: {rul: least-cost}", "line 4: spec: unknown field `rul`; did you mean `rule`"),
         ("", "is empty; it needs at least apiVersion, kind, metadata"),
         (HEAD + "spec: {targetRef: {}}", "line 4: spec.targetRef: there is no `name`$"),
+        (
+            HEAD + "spec: {flow: {ttlByPriority: {-10: 6}}}",
+            "4: spec.flow.ttlByPriority: .* as each name, found",
+        ),
         (HEAD[: HEAD.index("kind")], "there is no `kind`; it needs apiVersion, kind, metadata"),
     ],
 )
