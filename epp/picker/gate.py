@@ -124,10 +124,8 @@ class Gate:
         request is refused.
         """
         picker = self._picker
-        policy = picker.policy
-        if policy is not self._policy:
-            self._follow_policy(now=now)
-        spec = policy.spec.flow
+        self._follow_policy(now=now)
+        spec = picker.policy.spec.flow
         try:
             considered = picker.consider(question, now=now)
         except NotReadyError as error:
@@ -217,7 +215,9 @@ class Gate:
         if not self._listens:
             self._listens = True
             self._picker.subscribe(self._on_event)
-        self._forget_models()
+        # Models that no server has any more, and for which no request waits, are forgotten.
+        waiting = {model for model, queue in self._queues.items() if not queue.control.empty}
+        forget_models(self._queues, self._picker.fleet.models | waiting)
         queue = self._queues[model] = ModelQueue(self._picker, model, self._picker.policy.spec.flow)
         return queue
 
@@ -227,11 +227,6 @@ class Gate:
             queue = self._queues.get(event.request.state.model)
             if queue is not None:
                 queue.control.answers.learn(event.request.decision.tenant, tokens)
-
-    def _forget_models(self) -> None:
-        """Forget models that no server has any more and for which no request waits."""
-        waiting = {model for model, queue in self._queues.items() if not queue.control.empty}
-        forget_models(self._queues, self._picker.fleet.models | waiting)
 
     def _priority(self, spec: Flow, claim: FlowClaim, question: Question, queue: ModelQueue) -> int:
         """Return the priority of the request. The first of these that gives a priority counts: the objective

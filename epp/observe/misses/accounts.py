@@ -81,12 +81,6 @@ class Bucket:
     )
     """Tokens. None: no server is named with them."""
 
-    def request(self, policy: str, *, prompt_tokens: int, matched_tokens: int) -> None:
-        sums = self.by_policy[policy]
-        sums["requests"] += 1
-        sums["prompt_tokens"] += prompt_tokens
-        sums["matched_tokens"] += matched_tokens
-
     def miss(self, cause: Cause, tokens: float, *, server: EndpointName | None = None) -> None:
         """Add missed tokens of a cause. server: the server that is named with them."""
         if tokens <= 0:

@@ -141,10 +141,8 @@ class Misses:
     def _look_at(self, proved: Proved, request: Pick) -> None:
         decision, chain, guess = request.decision, request.chain, request.guess
         bucket = self.accounts.bucket(now=proved.at)
-        bucket.request(
-            f"{decision.policy} ({decision.rule})",
-            prompt_tokens=decision.prompt_tokens,
-            matched_tokens=decision.matched_tokens,
+        bucket.by_policy[f"{decision.policy} ({decision.rule})"].update(
+            requests=1, prompt_tokens=decision.prompt_tokens, matched_tokens=decision.matched_tokens
         )
         missed = decision.prompt_tokens - decision.matched_tokens
         if not isinstance(decision.candidates, ShownCandidates) or decision.unread:

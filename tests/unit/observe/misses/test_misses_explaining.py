@@ -118,7 +118,7 @@ def test_only_buckets_that_began_within_the_window_count() -> None:
     accounts = Accounts()
     for at in (0.0, 9.0, 10.0, 25.0):
         bucket = accounts.bucket(now=at)
-        bucket.request("default", prompt_tokens=10, matched_tokens=4)
+        bucket.by_policy["default"].update(requests=1, prompt_tokens=10, matched_tokens=4)
         bucket.miss(NEW, 6)
     assert accounts.bucket(now=29.0) is bucket, "a bucket lasts for ten seconds"
     found = accounts.over(20.0, now=30.0)
@@ -131,7 +131,9 @@ def test_only_buckets_that_began_within_the_window_count() -> None:
 def test_buckets_older_than_fifteen_minutes_are_dropped() -> None:
     accounts = Accounts()
     for n in range(200):
-        accounts.bucket(now=10.0 * n).request("default", prompt_tokens=10, matched_tokens=4)
+        accounts.bucket(now=10.0 * n).by_policy["default"].update(
+            requests=1, prompt_tokens=10, matched_tokens=4
+        )
     assert accounts.over(1e9, now=2000.0).total()["requests"] == 90
 
 
