@@ -297,6 +297,7 @@ class Commits:
             # gets the booking on a state that no pick uses.
             stranger = Endpoint(name=EndpointName(str(served)), address=served, model=pick.state.model)
             state = self._fleet.new_state(stranger)
+            state.gone = True
         prompt, cached = pick.prompt, 0
         if pick.prefill is not None:
             cached = prompt.tokens

@@ -14,7 +14,7 @@ from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.picker.scheduling.snapshot import Snapshot
 from tests.unit.picker.endpoints.bookings import a_state, book
-from tests.unit.picker.picker_questions import ADDRESSES, a_picker, ask, endpoints, state, text
+from tests.unit.picker.picker_questions import ADDRESSES, ELSEWHERE, a_picker, ask, endpoints, state, text
 
 
 def fail_answers(picker: Picker, name: str, *, times: int, now: float) -> None:
@@ -131,6 +131,14 @@ def test_refusals_of_a_removed_server_raise_no_price_of_another_one() -> None:
     shown = picker.pick(ask(b"", stream=True), now=1.1).decision.candidates
     assert [candidate.parts_s["failing"] for candidate in shown] == [0.0] * 3
     assert not picker.fleet.failures.probes_due(now=1.2), "another server may have its address"
+
+
+def test_a_server_outside_the_fleet_is_never_probed() -> None:
+    picker = started()
+    pick = picker.pick(ask(b"x", stream=True), now=0.1)
+    picker.on_response_headers(pick, status=503, served=ELSEWHERE, now=0.2)
+    probed = [probe.state.endpoint.address for probe in picker.fleet.failures.probes_due(now=1.0)]
+    assert probed == [pick.destinations[0]]
 
 
 def test_requests_of_the_old_process_do_not_count_for_the_new_one() -> None:
