@@ -69,6 +69,8 @@ class ModelQueue:
         self.control: FlowControl[HeldRequest] = FlowControl(settings, self)
         self.unknown_objectives = 0
         """The number of requests with an objective for which no priority is set."""
+        self._lost_at = inf
+        """Since when no server is ready for the requests that wait."""
 
     def least_wait_s(self, *, now: float) -> float:
         return self._picker.least_wait_s(self.model, now=now)
@@ -77,7 +79,11 @@ class ModelQueue:
         try:
             considered = self._picker.consider(payload.question, prompt=payload.prompt, now=now)
         except PickError as error:
-            return Forecast(0.0, 0.0, 0.0, 1, choice=error.with_traceback(None))
+            self._lost_at = min(self._lost_at, now)
+            may_wait_s = server_wait_s(self._picker, payload.question)
+            waits = isinstance(error, NotReadyError) and now - self._lost_at < may_wait_s
+            return Forecast(inf if waits else 0.0, 0.0, 0.0, 1, choice=error.with_traceback(None))
+        self._lost_at = inf
         return forecast_of(considered, left_s=payload.deadline - now)
 
 
@@ -129,10 +135,7 @@ class Gate:
         try:
             considered = picker.consider(question, now=now)
         except NotReadyError as error:
-            pools = picker.fleet.served.pools(question.inference.model)
-            comes = picker.starting & pools if pools else picker.starting
-            bound_s = spec.wait_for_server_seconds or (spec.ttl_seconds if comes else 0.0)
-            wait_s = min(bound_s, longest_s)
+            wait_s = min(server_wait_s(picker, question), longest_s)
             if wait_s <= 0:
                 raise
             unserved = UnservedRequest(
@@ -192,7 +195,10 @@ class Gate:
 
     def unserved(self) -> Collection[str]:
         """Return some models for which requests wait, and for which no server may be starting yet."""
-        return self._unserved.models() if self._picker.policy.spec.flow.wait_for_server_seconds else []
+        if not self._picker.policy.spec.flow.wait_for_server_seconds:
+            return []
+        lost = self._queues.keys() - self._picker.fleet.models - {""}
+        return [*self._unserved.models(), *(model for model in lost if len(self._queues[model].control))]
 
     def status(self, *, now: float) -> list[FlowStatus]:
         return [
@@ -271,6 +277,13 @@ class Gate:
     def _ends(self) -> bool:
         """Whether all requests that wait should go now."""
         return self._draining or not self._picker.flow_holds
+
+
+def server_wait_s(picker: Picker, question: Question) -> float:
+    """Return how long the request may wait while no server of its model is ready."""
+    spec, pools = picker.policy.spec.flow, picker.fleet.served.pools(question.inference.model)
+    comes = picker.starting & pools if pools else picker.starting
+    return spec.wait_for_server_seconds or (spec.ttl_seconds if comes else 0.0)
 
 
 def forecast_of(considered: Considered, *, left_s: float) -> Forecast:

@@ -99,7 +99,7 @@ class Forecast(Struct, frozen=True, gc=False):
 
 
 class Forecaster(Protocol[T_contra]):
-    """Predicts the course of requests. Flow control sees nothing else of the picker. The methods change
+    """Predicts the course of requests. Flow control sees nothing else of the picker. The methods book
     nothing.
     """
 
@@ -110,7 +110,7 @@ class Forecaster(Protocol[T_contra]):
 
     def forecast(self, payload: T_contra, *, now: float) -> Forecast:
         """Return the forecast for one request. If no server can take the request, the forecast is a wait
-        of 0, so that the caller gets the error at once.
+        of 0, so that the caller gets the error at once; or infinite, if the request may wait for a server.
         """
 
 

@@ -8,13 +8,7 @@ from epp.config.flow import Flow, WaitingSettings
 from epp.picker.flow.accounts import OTHERS_LABEL, AnswerLengths, add_for
 from epp.picker.flow.control import FlowControl, Forecast
 from epp.picker.flow.queues import OTHERS
-from tests.unit.picker.flow.a_fleet import SECOND, AFleet, Ask, gateway
-
-
-def test_a_request_that_goes_is_charged_to_its_tenant() -> None:
-    gate = gateway()
-    gate.offer(SECOND, priority=3, tenant="t", now=0.0)
-    assert gate.flow.let_go_tokens == {"t": 1000}
+from tests.unit.picker.flow.a_fleet import AFleet, Ask, gateway
 
 
 def test_the_first_32_tenants_are_counted_by_name_and_all_others_together() -> None:
@@ -33,12 +27,6 @@ def test_a_tenant_without_samples_counts_as_the_mean_of_all() -> None:
     lengths.learn("b", 100)
     assert lengths.expected("b", most=inf) == 100
     assert lengths.expected("c", most=inf) == 550
-
-
-def test_an_answer_is_never_longer_than_its_limit() -> None:
-    lengths = AnswerLengths()
-    lengths.learn("a", 1000)
-    assert lengths.expected("a", most=16) == 16
 
 
 def test_a_mean_follows_the_last_twenty_samples() -> None:

@@ -12,7 +12,6 @@ from epp.config.flow import Flow, WaitingSettings
 from epp.config.policy import Cost, PolicySpec
 from epp.picker.decision import Question
 from epp.picker.events import Pick
-from epp.picker.flow.control import Forecast
 from epp.picker.flow.queues import QueueItem
 from epp.picker.gate import FlowClaim, Gate, HeldRequest, ModelQueue, WaitingRequest, forecast_of
 from epp.picker.picker import Picker
@@ -31,12 +30,12 @@ End = Callable[["WaitingRequests"], None]
 class WaitingRequests:
     """A gate before one busy server, and the requests that wait there."""
 
-    def __init__(self, requests: int) -> None:
+    def __init__(self, requests: int, *, server_s: float = 0.0) -> None:
         spec = PolicySpec(
-            flow=Flow(mode="Hold", ttl_seconds=3600.0),
+            flow=Flow(mode="Hold", ttl_seconds=3600.0, wait_for_server_seconds=server_s),
             cost=Cost(prefill_tokens_per_second=1.0),
         )
-        self.picker: Picker = a_picker(spec, on=endpoints("a"))
+        self.picker: Picker = a_picker(spec, on=endpoints("a", model="m"))
         self.gate = Gate(self.picker)
         self.went: list[str] = []
         self.refused = 0
@@ -125,6 +124,19 @@ def test_requests_that_a_policy_pushed_out_are_told_so_at_a_drain_too() -> None:
     assert queue.refused == MANY
 
 
+@pytest.mark.parametrize(("server_s", "refused"), [(60.0, 0), (0.001, 3), (0.0, 3)])
+def test_held_requests_wait_for_the_next_server_if_the_policy_says_so(server_s: float, refused: int) -> None:
+    queue = WaitingRequests(3, server_s=server_s)
+    queue.picker.news.set_endpoints([], now=1.0)
+    queue.pump()
+    queue.gate.pump(now=1.9)
+    assert (queue.refused, queue.gate.waiting) == (refused, 3 - refused)
+    assert queue.gate.unserved() == ["m"][refused:]
+    queue.picker.news.set_endpoints(endpoints("a", model="m"), now=2.0)
+    queue.gate.pump(now=2.5)
+    assert queue.went == ["r0"][refused:]
+
+
 def test_figures_show_the_requests_that_have_not_gone_yet() -> None:
     queue = WaitingRequests(MANY)
     turn_off(queue)
@@ -164,11 +176,6 @@ def test_the_figures_of_all_servers_follow_from_their_backlogs() -> None:
     assert queue.least_wait_s(now=0.0) > 0.0
 
 
-def test_a_model_without_servers_has_no_backlog() -> None:
-    queue = ModelQueue(busy_picker(busy=1), "absent", Flow())
-    assert queue.least_wait_s(now=0.0) == 0.0
-
-
 def test_other_servers_are_considered_only_for_a_missed_deadline() -> None:
     picker = busy_picker(busy=2)
     picker.pick(ask(text("third", 80_000)), now=0.0)
@@ -188,16 +195,6 @@ def test_a_forecast_has_the_choice_that_is_committed() -> None:
     forecast = queue.forecast(held_at(queue, picker), now=0.0)
     pick = picker.commit(forecast.choice, now=0.0)
     assert pick.decision.prompt_tokens - pick.decision.matched_tokens == pytest.approx(forecast.tokens, abs=1)
-
-
-def test_a_request_that_no_server_can_take_goes_to_the_picker_at_once() -> None:
-    picker = busy_picker(busy=0)
-    queue = ModelQueue(picker, "m", Flow())
-    waiting = held_at(queue, picker)
-    picker.news.set_endpoints([], now=0.0)
-    forecast = queue.forecast(waiting, now=0.0)
-    assert forecast == Forecast(0.0, 0.0, 0.0, 1, choice=forecast.choice)
-    assert isinstance(forecast.choice, PickError)
 
 
 def test_people_see_the_tenants_with_most_tokens_and_others_under_one_name() -> None:
