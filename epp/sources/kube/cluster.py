@@ -7,7 +7,7 @@ While the API server is away, everything stays as it was. Called by the composit
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
@@ -37,7 +37,8 @@ class Hooks:
     """Use these endpoints from now on, of these existing pools. The last are the pools in which a server is
     starting. OSError: this is not possible now."""
     policies: Callable[[Policy, Policy | None], None]
-    """Route by the first policy, and score by the second one in dry run."""
+    """Route by the first policy, and score by the second one in dry run, if these are other ones than before.
+    """
     served: Callable[[], frozenset[str] | None]
     """Every model that a server lists. None: not every server has given its list."""
     followed: Callable[[str, bool], None]
@@ -83,8 +84,9 @@ class Cluster:
                 access = Access(api, self._namespace, hooks.followed, self._keep, self._rng, group)
                 pools = Pools(access, self._settings, on_endpoints=hooks.endpoints, on_pool=self._dirty.set)
                 pools.start()
-                for each, on_change in self._followed():
-                    access.follow(each, on_change=on_change, name=f"watch of the {each.what}")
+                followed: list[Claims[Any]] = [self._policies.claims, *self._objectives, *self._rewrites]
+                for each in followed:
+                    access.follow(each, on_change=self._dirty.set, name=f"watch of the {each.what}")
                 access.start(lambda: self._judge(pools), name="judge of the policies")
                 if self._writes:
                     access.start(lambda: self._write(StatusWriter(api), pools), name="status writer")
@@ -93,30 +95,25 @@ class Cluster:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _followed(self) -> Iterator[tuple[Claims[Any], Callable[[], None]]]:
-        """Yield the objects to follow, and what applies a change of them."""
-        hooks = self._hooks
-        yield self._policies.claims, self._dirty.set
-        for objectives in self._objectives:
-            yield objectives, lambda: hooks.objectives(llmd.merged(self._objectives))
-        for rewrites in self._rewrites:
-            yield rewrites, lambda: hooks.rewrites(llmd.all_rewrites(self._rewrites))
-
     async def _judge(self, pools: Pools) -> None:
-        """Judge the policies whenever a spec, a pool or the default policy has changed."""
+        """Judge the policies, and pass on what all objects say, whenever a spec, a pool or the default policy
+        has changed.
+        """
+        hooks = self._hooks
+        self._dirty.set()  # after a failure, everything is passed on again
         while True:
             await self._dirty.wait()
             self._dirty.clear()
-            before = self._outcome
             after = self._outcome = self._policies.resolve(default=self._default, existing=pools.existing)
             faults = [
                 f"policy {name} is not accepted: {status.conditions[0].message}"
                 for name, status in after.statuses.items()
                 if status.conditions[0].status != "True"
             ]
-            self._hooks.judged(len(after.statuses) - len(faults), faults)
-            if (after.acting, after.tried) != (before.acting, before.tried):
-                self._hooks.policies(after.acting, after.tried)
+            hooks.judged(len(after.statuses) - len(faults), faults)
+            hooks.policies(after.acting, after.tried)
+            hooks.objectives(llmd.merged(self._objectives))
+            hooks.rewrites(llmd.all_rewrites(self._rewrites))
             await asyncio.sleep(_GATHER_S)
 
     async def _write(self, writer: StatusWriter, pools: Pools) -> None:
