@@ -20,7 +20,7 @@ from epp.request.rewriting import Rewrites
 from epp.sources.keep import Keep
 from epp.sources.kube import llmd
 from epp.sources.kube.api import Api, namespace_of
-from epp.sources.kube.policies import PolicySet, ResolvedPolicies
+from epp.sources.kube.policies import PolicySet
 from epp.sources.kube.pools import Pools
 from epp.sources.kube.reflector import Access
 from epp.sources.kube.statuses import Claims, StatusWriter
@@ -68,7 +68,6 @@ class Cluster:
         self._policies = PolicySet(service=settings.service, **here)
         self._rewrites = llmd.rewrites_in(settings.rewrites, **here)
         self._objectives = llmd.objectives_in(settings.objectives, **here)
-        self._outcome = ResolvedPolicies(acting=default, tried=None, statuses={})
         self._dirty = asyncio.Event()
 
     def set_default(self, default: Policy) -> None:
@@ -104,14 +103,14 @@ class Cluster:
         while True:
             await self._dirty.wait()
             self._dirty.clear()
-            after = self._outcome = self._policies.resolve(default=self._default, existing=pools.existing)
+            outcome = self._policies.resolve(default=self._default, existing=pools.existing)
             faults = [
                 f"policy {name} is not accepted: {status.conditions[0].message}"
-                for name, status in after.statuses.items()
+                for name, status in outcome.statuses.items()
                 if status.conditions[0].status != "True"
             ]
-            hooks.judged(len(after.statuses) - len(faults), faults)
-            hooks.policies(after.acting, after.tried)
+            hooks.judged(len(outcome.statuses) - len(faults), faults)
+            hooks.policies(outcome.acting, outcome.tried)
             hooks.objectives(llmd.merged(self._objectives))
             hooks.rewrites(llmd.all_rewrites(self._rewrites))
             await asyncio.sleep(_GATHER_S)
@@ -122,11 +121,11 @@ class Cluster:
         """
         while True:
             await asyncio.sleep(_LOOK_S * self._rng.uniform(0.5, 1.5))
-            if not pools.settled or self._dirty.is_set():
+            if not pools.settled:
                 continue  # nothing is written before everything is known
             existing = pools.existing
             wanted = [
-                *self._policies.wanted(self._outcome),
+                *self._policies.wanted(self._policies.resolve(default=self._default, existing=existing)),
                 *llmd.judge_rewrites(self._rewrites, existing=existing, served=self._hooks.served()),
                 *llmd.judge_objectives(self._objectives, existing=existing),
             ]
