@@ -14,7 +14,6 @@ its `status` last changed.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -47,6 +46,12 @@ class Claim(Generic[C]):
     metadata: ObjectMeta
     status: Any
     content: C
+    wanted: Status | None = None
+    """The status that the object should have, as of the last look, without times."""
+    write_at: float = 0.0
+    """From when on it may be written."""
+    pause_s: float = _AGAIN_S[0]
+    """The pause after that."""
 
     @property
     def name(self) -> str:
@@ -107,40 +112,29 @@ class StatusWriter:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._turns: dict[str, tuple[object, float, float]] = {}
-        """The status that is wanted, from when on it may be sent, and the pause after that, by the uid of the
-        object."""
         self._complaint = ""
 
     async def look(self, wanted: Sequence[Wanted], *, now: float, time_text: str) -> None:
         """wanted: the statuses that all objects should have."""
-        uids = {each.claim.metadata.uid for each in wanted}
-        self._turns = {uid: turn for uid, turn in self._turns.items() if uid in uids}
-        due: list[tuple[float, Wanted, Status]] = []
+        due: list[tuple[Claim[Any], Status]] = []
         for each in wanted:
-            uid, status = each.claim.metadata.uid, _complete(each, time_text=time_text)
-            if status == each.claim.status:
-                continue
-            before, at, _ = self._turns.get(uid, (None, 0.0, 0.0))
-            if before != each.status:
-                at = now + each.after_s
-                self._turns[uid] = each.status, at, _AGAIN_S[0]
-            if now >= at:
-                due.append((at, each, status))
-        for _, each, status in sorted(due, key=itemgetter(0))[:_WRITES_AT_ONCE]:
-            uid = each.claim.metadata.uid
-            pause_s = self._turns[uid][2]
-            self._turns[uid] = each.status, now + pause_s, min(2 * pause_s, _AGAIN_S[1])
-            await self._write(each, status)
+            claim, status = each.claim, _complete(each, time_text=time_text)
+            if status != claim.status and claim.wanted != each.status:
+                claim.wanted, claim.write_at, claim.pause_s = each.status, now + each.after_s, _AGAIN_S[0]
+            if status != claim.status and now >= claim.write_at:
+                due.append((claim, status))
+        for claim, status in sorted(due, key=lambda one: one[0].write_at)[:_WRITES_AT_ONCE]:
+            claim.write_at, claim.pause_s = now + claim.pause_s, min(2 * claim.pause_s, _AGAIN_S[1])
+            await self._write(claim, status)
 
-    async def _write(self, each: Wanted, status: Status) -> None:
+    async def _write(self, claim: Claim[Any], status: Status) -> None:
         try:
-            await self._api.request("PATCH", f"{each.claim.path}/status", body=_patch(each, status))
+            await self._api.request("PATCH", f"{claim.path}/status", body=_patch(claim, status))
         except ApiError as error:
             # 409: the object has changed; the watch will report it. 404: it is gone or has no status.
             if error.status not in (404, 409) and str(error) != self._complaint:
                 self._complaint = str(error)
-                _log.error("cannot write %s/status and will try again: %s", each.claim.path, error)
+                _log.error("cannot write %s/status and will try again: %s", claim.path, error)
             return
         self._complaint = ""
 
@@ -159,16 +153,15 @@ def _complete(each: Wanted, *, time_text: str) -> Status:
     return replace(each.status, conditions=(*others, *fresh.values()))
 
 
-def _patch(each: Wanted, status: Status) -> Mapping[str, Any]:
+def _patch(claim: Claim[Any], status: Status) -> Mapping[str, Any]:
     """Return the merge patch that gives the object this status. With the uid the patch cannot change another
     object of the same name. With the version it cannot overwrite a newer status.
     """
     # null deletes the field in a merge patch. A field that cannot be read is deleted too.
     cleared = dict.fromkeys(type(status).__struct_encode_fields__)
-    changed = _replacing(msgspec.to_builtins(each.claim.status), msgspec.to_builtins(status))
-    metadata = each.claim.metadata
+    changed = _replacing(msgspec.to_builtins(claim.status), msgspec.to_builtins(status))
     return {
-        "metadata": {"uid": metadata.uid, "resourceVersion": metadata.resource_version},
+        "metadata": {"uid": claim.metadata.uid, "resourceVersion": claim.metadata.resource_version},
         "status": cleared | changed,
     }
 
