@@ -65,16 +65,14 @@ class Fields(Struct, gc=False):
     token_ids: Raw = NO_RAW
 
 
-class Names(Struct, gc=False):
-    """The fields of an object that is read for a name only."""
+class Named(Struct, gc=False):
+    """An object that is read for its id only."""
 
     id: Raw = NO_RAW
-    model: Raw = NO_RAW
 
 
-SHAPING_COMPLETIONS: Final = attrgetter("add_special_tokens", "truncate_prompt_tokens")
-"""Fields that change how the server renders the prompt, besides changes at its end."""
-_SHAPING: Final = (
+BESIDE_PROMPT: Final = attrgetter(
+    "tools",
     "chat_template",
     "chat_template_kwargs",
     "documents",
@@ -82,9 +80,10 @@ _SHAPING: Final = (
     "add_special_tokens",
     "truncate_prompt_tokens",
 )
-SHAPING_CHAT: Final = attrgetter(*_SHAPING)
-BESIDE_MESSAGES: Final = attrgetter(*_SHAPING, "tools")
+"""The tools, and the fields that change how the server renders a chat, besides changes at its end. The last
+two do the same for a completion.
+"""
 
 # Not strict: model servers take 16.0 and "16" as 16, and 1 as true; a string field still takes only strings.
 DECODE: Final = msgspec.json.Decoder(Fields, strict=False).decode
-DECODE_NAMES: Final = msgspec.json.Decoder(Names).decode
+DECODE_NAMED: Final = msgspec.json.Decoder(Named).decode

@@ -72,7 +72,7 @@ _EMBEDDING_CHARS: Final = 10_923
 """Base64 of one token's embedding of 4,096 numbers of two bytes."""
 _NO_MEDIA: Final = Media()
 _NO_FIELDS: Final = (NO_RAW,) * 7
-"""The fields of `BESIDE_MESSAGES`, if none came."""
+"""The fields of `BESIDE_PROMPT`, if none came."""
 
 _NAMING: Final = {
     ApiKind.RESPONSES: ("previous_response_id", "conversation"),
@@ -224,7 +224,7 @@ def id_in_body(*values: Raw) -> str:
     for value in values:
         if name := name_in(value):
             return name
-        if first_byte(value) == _BRACE and (name := name_in(api_fields.DECODE_NAMES(value).id)):
+        if first_byte(value) == _BRACE and (name := name_in(api_fields.DECODE_NAMED(value).id)):
             return name
     return ""
 
@@ -236,8 +236,8 @@ def _parse_chat(asked: Fields, prompt: bytes = b"") -> InferenceRequest:
     if asked.messages:
         canonical.render_messages(messages, asked.messages, media=media, thinks=False)
     sections, shaped = messages, False
-    if api_fields.BESIDE_MESSAGES(asked) != _NO_FIELDS:
-        shaped = any(map(present, api_fields.SHAPING_CHAT(asked)))
+    if (beside := api_fields.BESIDE_PROMPT(asked)) != _NO_FIELDS:
+        shaped = any(map(present, beside[1:]))
         sections = []
         if present(asked.chat_template):
             sections += (canonical.label(b"template"), canonical.digest(asked.chat_template))
@@ -284,7 +284,7 @@ def _parse_completions(asked: Fields) -> InferenceRequest:
     if not present(asked.prompt) and present(asked.prompt_embeds):
         prompts = Prompts(canonical.label(b"embeds") + canonical.digest(asked.prompt_embeds))
         embeds.append(Media(others=1 + len(memoryview(asked.prompt_embeds)) // _EMBEDDING_CHARS))
-    shaped = any(map(present, api_fields.SHAPING_COMPLETIONS(asked)))
+    shaped = any(map(present, api_fields.BESIDE_PROMPT(asked)[-2:]))
     return _request(ApiKind.COMPLETIONS, asked, prompts, embeds, max_tokens=asked.max_tokens, shaped=shaped)
 
 
