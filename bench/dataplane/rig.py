@@ -194,7 +194,6 @@ def _written_pickers(
     directory: Path, addresses: Sequence[Address], *, other: Path | None
 ) -> dict[Process, Config]:
     """Write the configuration of each picker that takes part."""
-
     names: list[Process] = ["ours", "few"] if other is None else ["ours", "few", "other"]
     return {name: _written_config(directory / name, addresses) for name in names}
 
@@ -208,7 +207,8 @@ def _written_config(directory: Path, addresses: Iterable[Address]) -> Config:
         log={"level": "warning"},
     )
     # The scrapes have the same interval with and without requests, so that their cost can be subtracted.
-    write_policy(config, {"sampling": {"share": 0.0}, "scrape": {"idleIntervalSeconds": 1}})
+    scrape = {"intervalSeconds": 1, "idleIntervalSeconds": 1}
+    write_policy(config, {"sampling": {"share": 0.0}, "scrape": scrape})
     _write_endpoints(Path(config.endpoints_file), addresses)
     return config
 
