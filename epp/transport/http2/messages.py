@@ -12,6 +12,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Final
 from urllib.parse import quote
 
@@ -102,7 +103,7 @@ class Assembly:
         self._prefix = b""
         self._size = -1
         """Length of the message. -1: its prefix is not complete yet."""
-        self._bytes = bytearray()
+        self._bytes = BytesIO()
 
     def take(self, data: bytes, at: int, end: int, *, max_bytes: int) -> int:
         """Add the bytes of `data[at:end]` that belong to this message. Returns where the rest begins. Raises
@@ -117,9 +118,9 @@ class Assembly:
             if len(self._prefix) < PREFIX_BYTES:
                 return at
             self._size = message_bytes(self._prefix, 0, max_bytes=max_bytes)
-        stop = min(end, at + self._size - len(self._bytes))
+        stop = min(end, at + self._size - self._bytes.tell())
         if at < stop:
-            self._bytes += memoryview(data)[at:stop]
+            self._bytes.write(memoryview(data)[at:stop])
             self._count(stop - at)
             self._held.make_room(self._own)
             if self.lost is not None:
@@ -128,17 +129,17 @@ class Assembly:
 
     def whole(self) -> bytes | None:
         """Return the message if it is complete. The assembly then keeps nothing of the message."""
-        if len(self._bytes) != self._size:
+        if self._bytes.tell() != self._size:
             return None
-        message = bytes(self._bytes)
+        message = self._bytes.getvalue()  # the buffer itself, not a copy
         self.drop()
         return message
 
     def drop(self) -> None:
         for record in (self._held, self._own):
             record.messages.pop(self, None)
-        self._count(-len(self._bytes))
-        self._bytes = bytearray()
+        self._count(-self._bytes.tell())
+        self._bytes = BytesIO()
 
     def _count(self, more: int) -> None:
         self._held.now += more
