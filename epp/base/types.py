@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import add
 from typing import Final, NamedTuple, NewType
 
 from msgspec import Struct
@@ -252,7 +253,7 @@ class PromptSize(Struct, frozen=True, gc=False):
         return PromptSize(
             self.text_bytes + other.text_bytes,
             self.continuation_bytes + other.continuation_bytes,
-            Media(*map(sum, zip(self.media, other.media, strict=True))),
+            Media(*map(add, self.media, other.media)),
         )
 
 

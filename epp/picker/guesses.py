@@ -159,7 +159,7 @@ class Guesses:
         if not guess.open:
             return
         held = self.prove(guess, now=now)
-        if held is not None:
+        if held:
             cached = self._caches.cached_at(state, prompt, held)
             state.predicted_tokens += cached
             state.missed += cached > 0
@@ -263,10 +263,10 @@ def guess_chain(table: PrefixTable, name: EndpointName, chain: Sequence[ChunkHas
     """Assume that the server will hold the chain, or the part of it for which there is room. None: nothing is
     written, since the server has left, has no room, or has a cache that is smaller than the chain.
     """
-    mirror = table.taking(name)
-    if mirror is None or table.size_bytes(0, len(chain)) > mirror.capacity_bytes:
+    mirror, size_bytes = table.taking(name), end_bytes(table.schedule, len(chain))
+    if mirror is None or size_bytes > mirror.capacity_bytes:
         return None
-    most = _most_chunks(table, mirror, chain)
+    most = _most_chunks(table, mirror, chain, size_bytes=size_bytes)
     runs = table.whole_path(chain if most == len(chain) else chain[:most])
     if not runs:
         return None
@@ -305,13 +305,13 @@ def drop_guess(table: PrefixTable, guess: GuessedEntries | None) -> None:
     table.mend(left[::-1])
 
 
-def _most_chunks(table: PrefixTable, mirror: Mirror, chain: Sequence[ChunkHash]) -> int:
+def _most_chunks(table: PrefixTable, mirror: Mirror, chain: Sequence[ChunkHash], *, size_bytes: int) -> int:
     """Return how many chunks of the chain may be written: those that the mirror holds, and those for which
-    there is room.
+    there is room. size_bytes: the bytes of the whole chain.
     """
     room_bytes = int(GUESSED_SHARE * mirror.capacity_bytes) - mirror.guessed_bytes
     room = int(GUESSED_SHARE * table.max_entries) - table.guessed_entries
-    if table.size_bytes(0, len(chain)) <= room_bytes and len(chain) <= room:
+    if size_bytes <= room_bytes and len(chain) <= room:
         return len(chain)
     runs, covered = table.path(chain)
     while runs and not runs[-1].holders & mirror.bit:

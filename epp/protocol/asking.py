@@ -321,7 +321,7 @@ def collect(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 def note_answer(event: Headers, pick: Pick, picker: Picker, *, now: float) -> None:
     """Tell the picker that the answer to a pick has begun. A status that cannot be read is 0."""
-    text = collect(event.headers).get(":status", "")
+    text = dict(event.headers).get(":status", "")
     status = int(text) if len(text) == 3 and text.isascii() and text.isdigit() else 0
     first = pick.destinations[0]
     served = first if event.served == first.text else read_address(event.served)

@@ -119,11 +119,11 @@ class HttpStream:
         if phase is Phase.WAITING and event.slot in (Slot.REQUEST_BODY, Slot.REQUEST_TRAILERS):
             raise StreamProtocolError("request_while_waiting")
         try:
-            if isinstance(event, Headers):
+            if type(event) is Headers:
                 if event.slot is Slot.REQUEST_HEADERS:
                     return self._on_request_headers(event, now=now)
                 return self._on_response_headers(event, now=now)
-            if isinstance(event, Piece):
+            if type(event) is Piece:
                 if event.slot is Slot.REQUEST_BODY:
                     return self._on_request_body(event, now=now)
                 return self._on_response_body(event, now=now)

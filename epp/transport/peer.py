@@ -269,16 +269,16 @@ class Peer(asyncio.Protocol):
         wait alone is handled at once.
         """
         for event in events:
-            if isinstance(event, Opened):
+            if type(event) is Opened:
                 self._open(event)
                 continue
-            if isinstance(event, Fault):
+            if type(event) is Fault:
                 self.server.fault(event.reason)
                 continue
             call = self._calls.get(event.stream_id)
             if call is None:
                 continue
-            if isinstance(event, Gone) and not (call.begun and call.waiting):
+            if type(event) is Gone and not (call.begun and call.waiting):
                 self._gone(call, now=now)
             elif event is events[-1] and not (self._of_begun or self._of_new or self.connection.pending):
                 call.begun = True

@@ -167,21 +167,21 @@ class Metrics:
     _of_python: ProcessCollector = field(init=False, default_factory=lambda: ProcessCollector(registry=None))
 
     def on_event(self, event: PickerEvent) -> None:
-        if isinstance(event, Began):
+        if type(event) is Began:
             self._began(event)
-        elif isinstance(event, Proved) and isinstance(event.work, Pick):
+        elif type(event) is Proved and isinstance(event.work, Pick):
             # a prompt counts only if its server has computed it
             self._requests.prompt_tokens += event.work.decision.prompt_tokens
             self._requests.matched_tokens += event.work.decision.matched_tokens
-        elif isinstance(event, Answered):
+        elif type(event) is Answered:
             self._answered(event.request.decision, mismatch=event.mismatch)
-        elif isinstance(event, Ended):
+        elif type(event) is Ended:
             self._ended(event.request.decision)
-        elif isinstance(event, Refused):
+        elif type(event) is Refused:
             self._refused(event.request_id, event.error)
-        elif isinstance(event, Cut):
+        elif type(event) is Cut:
             self._servers[event.server.endpoint.name].cut += 1
-        elif isinstance(event, ProtocolFault):
+        elif type(event) is ProtocolFault:
             self._requests.protocol_errors[event.reason] += 1
 
     def _began(self, event: Began) -> None:

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import Final
+from typing import Final, final
 from urllib.parse import quote
 
 from hpack import Encoder, NeverIndexedHeaderTuple
@@ -169,6 +169,7 @@ def message_bytes(data: bytes, at: int, *, max_bytes: int) -> int:
     return int(size)
 
 
+@final
 class Opened(Struct, frozen=True, gc=False):
     stream_id: int
     request: Request
@@ -193,6 +194,7 @@ class Gone(Struct, frozen=True, gc=False):
     stream_id: int
 
 
+@final
 class Fault(Struct, frozen=True, gc=False):
     """The peer broke a rule and so lost a stream or the connection, or it opened a stream that is not a gRPC
     call. This event is for the metrics.
