@@ -38,6 +38,7 @@ def _url(admin: str, page: str) -> str:
 
 def _no_picker(admin: str, error: Exception | str) -> ConfigError:
     reason = getattr(error, "reason", error)
+    reason = getattr(reason, "strerror", None) or reason
     return ConfigError(f"--admin {admin}: {reason}; name the admin.address of a running picker")
 
 

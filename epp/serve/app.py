@@ -37,7 +37,7 @@ from epp.serve.envoy import files
 from epp.serve.state_report import dry_run_of, status_of
 from epp.serve.upkeep import Upkeep
 from epp.sources.files.endpoints_file import Listed
-from epp.sources.files.watch import FileWatcher
+from epp.sources.files.watch import CertificateWatch, FileWatcher
 from epp.sources.keep import Sources
 from epp.sources.kube.cluster import Cluster, Hooks
 from epp.sources.scraping.model_lists import ModelLists
@@ -213,7 +213,8 @@ class App:
         if self._cluster is not None:
             keep("kubernetes", self._cluster.run, name="cluster")
         if config.listen.tls is not None:
-            certificate = inputs.certificate_watch(config.listen.tls, self._metrics)
+            on_result = inputs.counted(self._metrics, "certificate")
+            certificate = CertificateWatch(config.listen.tls, field="listen.tls", on_result=on_result)
             keep("file", certificate.run, name="watch of the certificate")
         on_policy = self._use_policy if self._cluster is None else self._cluster.set_default
         self._watchers = inputs.watchers(

@@ -17,7 +17,7 @@ import msgspec
 from epp.base.errors import ConfigError
 from epp.config.policy import DEFAULT_POLICY, Policy, load_policy
 from epp.config.reading import read_file, read_secret
-from epp.config.sections import Listen, Tls
+from epp.config.sections import Listen
 from epp.config.settings import Config
 from epp.config.sharing import SIGNING_KEY
 from epp.observe.telemetry.metrics import Metrics
@@ -27,9 +27,8 @@ from epp.picker.prefix_index.secret import KEY_BYTES, HashSecret, derived
 from epp.protocol.http_events import BodyRoom
 from epp.protocol.settings import StreamSettings
 from epp.request.blocked import BlockedPaths
-from epp.request.rewriting import Rewrites
 from epp.sources.files.endpoints_file import Listed, load_endpoints
-from epp.sources.files.watch import CertificateWatch, FileWatcher
+from epp.sources.files.watch import FileWatcher
 from epp.sources.kube.api import require
 from epp.sources.sharing import service as sharing
 
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from epp.sources.kvevents.service import ExactService  # needs ZeroMQ, which is an extra
 
 _log = logging.getLogger("epp")
+_NO_ENDPOINTS: Final = b"endpoints: []"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,9 @@ def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
 
         exact.read_models(config.exact_mode)
     tracing.require(config.tracing)
-    endpoints_text = read_file(config.endpoints_file, field="endpointsFile") if config.endpoints_file else b""
+    endpoints_text = _NO_ENDPOINTS
+    if config.endpoints_file:
+        endpoints_text = read_file(config.endpoints_file, field="endpointsFile")
     policy_text = read_file(config.policy_file, field="policyFile") if config.policy_file else None
     policy = DEFAULT_POLICY
     try:
@@ -81,9 +83,7 @@ def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
         policy_text = None
     return Inputs(
         policy=policy,
-        listed=load_endpoints(endpoints_text, source=config.endpoints_file)
-        if config.endpoints_file
-        else Listed((), Rewrites(())),
+        listed=load_endpoints(endpoints_text, source=config.endpoints_file),
         policy_text=policy_text,
         endpoints_text=endpoints_text,
     )
@@ -116,17 +116,13 @@ def watchers(
         ("policy", config.policy_file, policy, on_policy, inputs.policy_text),
     )
     return [
-        FileWatcher(Path(path), parse=parse, on_change=use, on_result=_counted(metrics, source), applied=text)
+        FileWatcher(Path(path), parse=parse, on_change=use, on_result=counted(metrics, source), applied=text)
         for source, path, parse, use, text in files
         if path
     ]
 
 
-def certificate_watch(tls: Tls, metrics: Metrics) -> CertificateWatch:
-    return CertificateWatch(tls, field="listen.tls", on_result=_counted(metrics, "certificate"))
-
-
-def _counted(metrics: Metrics, source: str) -> Callable[[bool], None]:
+def counted(metrics: Metrics, source: str) -> Callable[[bool], None]:
     """Return what counts the changes of this file. Its first content is in use."""
     counts = metrics.process
     counts.reload_ok[source] = 1

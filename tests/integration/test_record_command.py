@@ -110,7 +110,7 @@ async def test_a_disk_that_becomes_full_is_named_and_its_lines_can_be_replayed(t
 async def test_a_picker_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"--admin http://127.*: \[Errno 111\].*; name the admin.address of a running picker",
+        match=r"--admin http://127.*: Connection refused; name the admin.address of a running picker",
     ):
         await recorded(f"http://127.0.0.1:{free_port()}", tmp_path / "r.jsonl")
     assert list(tmp_path.iterdir()) == []

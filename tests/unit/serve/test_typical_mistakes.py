@@ -126,6 +126,7 @@ def test_a_mistake_in_a_file_says_where_and_what_to_write(
         ("up --server a --port high", "argument --port: high: write PORT or IP:PORT"),
         ("up 10.0.0.1:8000", "write --server 10.0.0.1:8000"),
         ("record x --for nan", "argument --for: nan: write a number above 0"),
+        ("replay x --load nan", "argument --load: nan: write a number above 0"),
         ("replay x --servers -1", "argument --servers: -1: write a number above 0"),
     ],
 )
