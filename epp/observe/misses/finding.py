@@ -105,7 +105,7 @@ class Misses:
         """Requests that were skipped because too many waited, or too long ones."""
 
     def on_event(self, event: PickerEvent) -> None:
-        if not isinstance(event, Proved) or not isinstance(event.work, Pick):
+        if type(event) is not Proved or type(event.work) is not Pick:
             return
         steps = self._waiting_steps + _steps(event.work)
         if steps > _MOST_WAITING_STEPS:

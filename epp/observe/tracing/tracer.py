@@ -49,9 +49,9 @@ class Tracer:
 
     def on_event(self, event: PickerEvent) -> None:
         """Begin the span of a pick, or queue the span of a request that is over."""
-        if isinstance(event, Began):
+        if type(event) is Began:
             self._begin(event)
-        elif isinstance(event, Ended):
+        elif type(event) is Ended:
             self._end(event.request)
 
     def _begin(self, event: Began) -> None:
