@@ -9,7 +9,7 @@ import redis.asyncio as aredis
 from epp.config.policy import DEFAULT_POLICY
 from epp.picker.prefix_index.secret import derived
 from epp.picker.server_caches import Roots
-from epp.sources.sharing.batches import channel_of
+from epp.sources.sharing.batches import FORMAT
 from tests.harness.backend import Backend, running_backend
 from tests.harness.gateway import PickerProcess, config_in, running_picker, write_endpoints
 from tests.harness.redis_server import RedisServer, running_redis
@@ -20,7 +20,8 @@ DEEP = b"\x91" * 5_000
 
 
 def channel() -> str:
-    return channel_of("default", Roots(DEFAULT_POLICY.spec.chunks, secret=derived(SECRET).key))
+    roots = Roots(DEFAULT_POLICY.spec.chunks, secret=derived(SECRET).key)
+    return f"prefix-gateway:{{default:{FORMAT}:{roots.fingerprint}}}"
 
 
 @asynccontextmanager

@@ -150,7 +150,7 @@ class Exact:
         self.tree = ChunkTree(max_chunks=max_chunks)
         """Others only read it."""
         self.known: dict[EndpointName, KnownServer] = {}
-        """Their blocks change only here."""
+        """What is known of each server that is followed. Their blocks change only here."""
         self.num_blocks = 0
         self._models: dict[str, _Model] = {}
         self._found: list[KvReport] = []

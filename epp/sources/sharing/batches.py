@@ -18,7 +18,6 @@ from msgspec import Meta
 from xxhash import xxh3_64_intdigest
 
 from epp.picker.endpoints.endpoint_state import EndpointState
-from epp.picker.server_caches import Roots
 
 FORMAT: Final = 3
 MOST_CHUNKS: Final = 16_384
@@ -189,14 +188,6 @@ def decode_batch(data: bytes | memoryview) -> Batch:
 
 def milliseconds(at: float) -> int:
     return max(0, round(at * 1000))
-
-
-def channel_of(pool: str, roots: Roots) -> str:
-    """Return the name of the channel of pickers that may share: same pool, same hashes, same format.
-
-    The name is in braces, so that a cluster keeps all keys of a channel on one node.
-    """
-    return f"prefix-gateway:{{{pool}:{FORMAT}:{roots.fingerprint}}}"
 
 
 def identity_of(state: EndpointState) -> int:

@@ -36,12 +36,12 @@ from epp.picker.events import (
 from epp.picker.picker import Picker
 from epp.sources.sharing import batches
 from epp.sources.sharing.batches import (
+    FORMAT,
     MOST_CHUNKS,
     MOST_TOKENS,
     Batch,
     Event,
     Kept,
-    channel_of,
     encode,
     identity_of,
     milliseconds,
@@ -83,8 +83,11 @@ class Exchange:
         picker.subscribe(self.on_event)
 
     def channel(self, pool: str) -> str:
-        """Return the channel of its peers. It changes with the policy's chunks and with the hash secret."""
-        return channel_of(pool, self.picker.caches.roots)
+        """Return the channel of pickers that may share: same pool, same hashes, same format. It changes with
+        the policy's chunks and with the hash secret. It is in braces, so that a cluster of Redis keeps all
+        keys of a channel on one node.
+        """
+        return f"prefix-gateway:{{{pool}:{FORMAT}:{self.picker.caches.roots.fingerprint}}}"
 
     def receive(self, data: bytes, *, now: float, age_s: float = 0.0) -> None:
         """Apply a batch from the channel at once, of any picker. Raises MalformedBatchError."""

@@ -115,7 +115,6 @@ async def test_without_a_hub_each_call_is_one_typed_error(tmp_path: Path) -> Non
     with pytest.raises(LinkError, match="nowhere") as caught:
         await link.join("c")
     assert caught.value.reason == "connection"
-    await link.close()
 
 
 def test_a_path_that_cannot_be_used_is_an_error_at_start(tmp_path: Path) -> None:
