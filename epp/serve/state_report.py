@@ -35,7 +35,7 @@ def status_of(
         policy=picker.policy.metadata.name,
         rule=spec.rule,
         policy_info={(picker.policy.metadata.name, spec.rule): 1},
-        without_model_list=picker.fleet.served.unlisted,
+        without_model_list=len(picker.fleet.served.unlisted),
         goal_s=spec.flow.goal_seconds,
         sharing=_sharing(sharing) if sharing is not None else None,
         exact=exact.status if exact is not None else None,

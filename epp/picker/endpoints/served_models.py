@@ -5,7 +5,7 @@ Only this module says which servers may get a request for a model that no list n
 not known yet, since they may have the model. A model can be unknown only when every list is known.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from itertools import chain
@@ -113,9 +113,10 @@ class ServedModels:
         self.model_list.cache_clear()
         self._named_as.cache_clear()
         self._names = [state.listed.names if state.listed is not None else frozenset() for state in states]
-        self._unlisted = [s for s, one in enumerate(states) if one.listed is None or not one.listed.whole]
+        self.unlisted = [s for s, one in enumerate(states) if one.listed is None or not one.listed.whole]
+        """Servers that have not listed their models yet."""
         heard_of = {state.endpoint.pool for state, names in zip(states, self._names, strict=True) if names}
-        self._wholly_silent = [slot for slot in self._unlisted if states[slot].endpoint.pool not in heard_of]
+        self._wholly_silent = [slot for slot in self.unlisted if states[slot].endpoint.pool not in heard_of]
         """Servers of pools in which no server's models are known."""
         lengths = [state.max_model_len or inf for state in states]
         self._lengths = lengths if len(set(lengths)) > 1 else None
@@ -135,7 +136,7 @@ class ServedModels:
         endpoints = [state.endpoint for state in self._states]
         slots = {slot for slot, one in enumerate(endpoints) if model == one.model or model in one.adapters}
         listing = {slot for slot, names in enumerate(self._names) if model in names}
-        if listing and not slots and listing.issubset(self._unlisted):
+        if listing and not slots and listing.issubset(self.unlisted):
             # Nobody gives a list, and pages come one by one: a server without a page may have the model.
             slots = {s for s, one in enumerate(self._states) if one.listed is None and not endpoints[s].model}
         slots |= listing
@@ -165,12 +166,12 @@ class ServedModels:
             of = [(state.endpoint.pool, state.model) for state in self._states]
             known = {of[slot] for slot in holders}
             return [slot for slot in self._everyone if of[slot] in known]
-        if self._everyone and not self._unlisted and self._refuses:
+        if self._everyone and not self.unlisted and self._refuses:
             self.unknown_asked += 1
             if self.away.pools(model):
                 raise NotReadyError
             raise UnknownModelError(model)
-        silent = self._wholly_silent or self._unlisted
+        silent = self._wholly_silent or self.unlisted
         return silent if 0 < len(silent) < len(self._everyone) else self._everyone
 
     def pools(self, model: str) -> AbstractSet[str]:
@@ -187,7 +188,7 @@ class ServedModels:
         that the data plane allows, none of which is in `answering`. Raises UnknownModelError.
         """
         asked, able = set(within), self._named_as(model).slots or ()
-        unlisted = asked.intersection(self._unlisted)
+        unlisted = asked.intersection(self.unlisted)
         if model and self._refuses and asked and not unlisted and asked.isdisjoint(able):
             self.unknown_asked += 1
             raise UnknownModelError(model)
@@ -241,7 +242,13 @@ class ServedModels:
         if not lists:
             return None
         cards: dict[str, ModelCard] = {}
-        for card in chain(*(each.cards for each in lists), self._answered_aliases()):
+        names = self.listed_names()
+        aliases = (
+            ModelCard(alias, owned_by="prefix-gateway")
+            for alias, targets in self._aliases.items()
+            if names is None or not names.isdisjoint(targets)  # a server may have a target
+        )
+        for card in chain(*(each.cards for each in lists), aliases):
             cards.setdefault(card.id, card)
         data = [cards[name] for name in sorted(cards)[:MOST_KEPT]]
         return msgspec.json.encode({"object": "list", "data": data})
@@ -252,21 +259,9 @@ class ServedModels:
         whole = [each.names for each in lists if each is not None and each.whole]
         return frozenset().union(*whole) if whole and len(whole) == len(lists) else None
 
-    def _answered_aliases(self) -> Iterator[ModelCard]:
-        """Yield the aliases for which some server has a target, as far as the lists are known."""
-        names = self.listed_names()
-        for alias, targets in self._aliases.items():
-            if names is None or not names.isdisjoint(targets):
-                yield ModelCard(alias, owned_by="prefix-gateway")
-
-    @property
-    def unlisted(self) -> int:
-        """The number of servers that have not listed their models yet."""
-        return len(self._unlisted)
-
     def check_integrity(self) -> None:
-        listed = (state.listed for state in self._states)
-        assert self.unlisted == sum(one is None or not one.whole for one in listed)
+        unlisted = [s for s, one in enumerate(self._states) if one.listed is None or not one.listed.whole]
+        assert self.unlisted == unlisted
         self.away.check_integrity()
 
 
