@@ -62,6 +62,8 @@ async def test_policies_outlive_the_way_to_an_older_release_and_back(
     plane.helm("install", "gateway", older, *where, *NO_PODS)
 
     apply_crds(plane)
+    # A second tool that applies the same files gets no conflict.
+    plane.kubectl("apply", "--server-side", "--field-manager=argocd", "-f", CRDS)
     plane.helm("upgrade", "gateway", GATEWAY, *where, *NO_PODS)
     head = {"apiVersion": "prefix-gateway.dev/v1alpha1", "kind": "PrefixRoutingPolicy"}
     policy = {**head, "metadata": {"name": "chat"}, "spec": SPEC}
