@@ -37,6 +37,13 @@ class ValueSet:
         return "gateway" if self.chart == GATEWAY else "servers"
 
 
+def behind(provider: str = "", *, route: bool = False, **gateway: Any) -> dict[str, Any]:
+    """Return the values of a picker behind a Gateway. `gateway` are more fields of the section."""
+    routed = {"httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]}} if route else {}
+    named = {"provider": provider} if provider else {}
+    return {"shape": "gateway", "gateway": {**named, **routed, **gateway}}
+
+
 VALUE_SETS: Final = (
     ValueSet("gateway-default", GATEWAY, {}),
     ValueSet(
@@ -82,16 +89,15 @@ VALUE_SETS: Final = (
         "gateway-shape",
         GATEWAY,
         {
-            "shape": "gateway",
-            "gateway": {
-                "failureMode": "FailClose",
-                "tls": {"secretName": "picker-tls"},
-                "httpRoute": {
+            **behind(
+                failureMode="FailClose",
+                tls={"secretName": "picker-tls"},
+                httpRoute={
                     "enabled": True,
                     "parentRefs": [{"name": "inference"}],
                     "hostnames": ["llm.example.com"],
                 },
-            },
+            ),
             "sharing": {"enabled": False},
         },
     ),
@@ -99,15 +105,11 @@ VALUE_SETS: Final = (
         "gateway-envoy-gateway",
         GATEWAY,
         {
-            "shape": "gateway",
-            "gateway": {
-                "provider": "envoy-gateway",
-                "tls": {"secretName": "picker-tls", "serverName": "picker.example.com"},
-                "httpRoute": {
-                    "enabled": True,
-                    "parentRefs": [{"name": "inference"}],
-                },
-            },
+            **behind(
+                "envoy-gateway",
+                route=True,
+                tls={"secretName": "picker-tls", "serverName": "picker.example.com"},
+            ),
             "config": {"envoy": {"messageTimeoutSeconds": 0.25, "streamIdleTimeoutSeconds": 1.5}},
             "sharing": {"enabled": False},
         },
@@ -116,8 +118,7 @@ VALUE_SETS: Final = (
         "gateway-istio",
         GATEWAY,
         {
-            "shape": "gateway",
-            "gateway": {"provider": "istio", "tls": {"certManager": {"issuerRef": {"name": "ca"}}}},
+            **behind("istio", tls={"certManager": {"issuerRef": {"name": "ca"}}}),
             "sharing": {"enabled": False},
         },
     ),
@@ -215,16 +216,8 @@ class Helm:
 
     def text(self, chart: Path, values: Mapping[str, Any] | None = None, *, release: str = "gateway") -> str:
         """Return the rendered chart as text."""
-        return self.run(
-            "template",
-            release,
-            chart,
-            "--namespace",
-            NAMESPACE,
-            "--values",
-            "-",
-            stdin=yaml.safe_dump(dict(values or {})),
-        )
+        words = ("template", release, chart, "--namespace", NAMESPACE, "--values", "-")
+        return self.run(*words, stdin=yaml.safe_dump(dict(values or {})))
 
     def render(
         self, chart: Path, values: Mapping[str, Any] | None = None, *, release: str = "gateway"
@@ -246,13 +239,6 @@ def pod_of(objects: Sequence[Manifest], name: str = "gateway-prefix-gateway") ->
     """Return the spec of the pods of this Deployment."""
     spec: Manifest = of_kind(objects, "Deployment", name)["spec"]["template"]["spec"]
     return spec
-
-
-def behind(provider: str = "", *, route: bool = False, **gateway: Any) -> dict[str, Any]:
-    """Return the values of a picker behind a Gateway. `gateway` are more fields of the section."""
-    routed = {"httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]}} if route else {}
-    named = {"provider": provider} if provider else {}
-    return {"shape": "gateway", "gateway": {**named, **routed, **gateway}}
 
 
 def pod_specs(objects: Sequence[Manifest]) -> Iterator[tuple[str, Manifest]]:

@@ -63,8 +63,9 @@ def test_keda_follows_pools_saturation_in_place_of_autoscaler_of_its_own(helm: H
     assert trigger["metricType"] == "Value"
     assert trigger["metadata"]["threshold"] == "0.5"
     assert trigger["metadata"]["ignoreNullValues"] == "false", "a lost Prometheus must remove no server"
-    series = f'epp_pool_saturation{{namespace="{NAMESPACE}"}}'
-    assert trigger["metadata"]["query"] == f"max(avg_over_time({series}[1m]) and {series})"
+    series = f'epp_pool_saturation{{namespace="{NAMESPACE}",pool'
+    query = f'max(avg_over_time({series}!=""}}[1m]) or clamp_max({series}=""}}, 0.5))'
+    assert trigger["metadata"]["query"] == query
     assert "epp_pool_saturation" in {spec.name for spec in METRICS}
     behavior = scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 600

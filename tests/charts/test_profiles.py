@@ -308,14 +308,8 @@ def test_leader_and_worker_are_one_vllm(helm: Helm) -> None:
     ranks = ["--nnodes", "4", "--node-rank", "$(LWS_WORKER_INDEX)", "--master-addr", "$(LWS_LEADER_ADDRESS)"]
     assert leader["args"][-len(ranks) :] == ranks
     assert worker["args"] == [*leader["args"], "--headless"]
-    assert (
-        leader["resources"]
-        == worker["resources"]
-        == {
-            "requests": {"cpu": "4", "memory": "16Gi"},
-            "limits": {"nvidia.com/gpu": 8},
-        }
-    )
+    resources = {"requests": {"cpu": "4", "memory": "16Gi"}, "limits": {"nvidia.com/gpu": 8}}
+    assert leader["resources"] == worker["resources"] == resources
 
 
 def test_a_worker_that_terminates_waits_for_its_leader(helm: Helm) -> None:

@@ -32,31 +32,18 @@ PROMPT = "The same beginning, again and again. " * 60
 async def test_the_images_carry_requests_by_prefix(
     cluster: ControlPlane, namespace: str, built_images: Mapping[str, BuiltImage], tmp_path: Path
 ) -> None:
-    images = {
-        **IMAGES,
-        **{
-            f"prefix-gateway/{name}": built_image(image.root, image.config)
-            for name, image in built_images.items()
-        },
+    built = {
+        f"prefix-gateway/{name}": built_image(made.root, made.config) for name, made in built_images.items()
     }
     site = Installed(cluster, namespace)
-    with running_node(cluster, images=images, folder=tmp_path / "node") as node:
+    with running_node(cluster, images={**IMAGES, **built}, folder=tmp_path / "node") as node:
         one = {"drain__settleSeconds": 1, "podDisruptionBudget__enabled": False}
+        simulated = {**one, "engine": "simulated"}
+        gateway = {**one, "replicas": 1, "autoscaling__enabled": False, "test__model": MODEL}
         await asyncio.gather(
-            site.upgrade(
-                "servers", "model-server", engine="simulated", replicas=2, profile__model=MODEL, **one
-            ),
-            site.upgrade(
-                "others", "model-server", engine="simulated", replicas=1, profile__model=OTHER, **one
-            ),
-            site.upgrade(
-                "gateway",
-                "prefix-gateway",
-                **one,
-                replicas=1,
-                autoscaling__enabled=False,
-                test__model=MODEL,
-            ),
+            site.upgrade("servers", "model-server", replicas=2, profile__model=MODEL, **simulated),
+            site.upgrade("others", "model-server", replicas=1, profile__model=OTHER, **simulated),
+            site.upgrade("gateway", "prefix-gateway", **gateway),
         )
         assert "Succeeded" in await site.helm("test", "gateway")
         assert await cached(site, node) > 0
@@ -67,11 +54,7 @@ async def test_the_images_carry_requests_by_prefix(
         values = f"--set-json=loadTest={json.dumps(load)}"
         await site.helm("upgrade", "gateway", CHARTS / "prefix-gateway", "--reset-then-reuse-values", values)
         await site.kubectl("wait", "--for=condition=Complete", "job", "--all", "--timeout=240s")
-        await asyncio.gather(
-            site.helm("uninstall", "gateway"),
-            site.helm("uninstall", "servers"),
-            site.helm("uninstall", "others"),
-        )
+        await site.helm("uninstall", "gateway", "servers", "others")
 
 
 async def completions_url(site: Installed) -> str:

@@ -5,7 +5,6 @@ picker are real. A stand-in kubelet runs the pods.
 
 import asyncio
 import json
-import signal
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,8 +12,8 @@ import aiohttp
 import pytest
 
 from tests.cluster.installed import DEADLINE_S, GATEWAY, IMAGES, MODEL, Installed
-from tests.cluster.steady_load import SteadyLoad, prefix, send_completion, steady_load
-from tests.cluster.test_whole_story import restarted_once
+from tests.cluster.steady_load import prefix, send_completion, steady_load
+from tests.cluster.test_whole_story import a_picker_dies_and_all_are_renewed
 from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.go_programs import IMAGE, EnvoyGateway
 from tests.cluster_env.preparing import create_namespace
@@ -75,7 +74,8 @@ async def test_envoy_gateway_loses_no_request_while_pickers_die_and_are_renewed(
         async with steady_load(
             connector, url, capsys=capsys, in_flight=IN_FLIGHT, at_least=AT_LEAST_IN_FLIGHT
         ) as load:
-            await pickers_die_and_are_renewed(site, node, load)
+            await load.answers(2 * IN_FLIGHT)
+            await a_picker_dies_and_all_are_renewed(site, node, load)
         await full_duplex_and_closed_without_the_picker(site, node, url)
         await uninstalled(site)
 
@@ -122,12 +122,7 @@ def a_gateway() -> list[dict[str, Any]]:
             },
         },
     }
-    parameters = {
-        "group": "gateway.envoyproxy.io",
-        "kind": "EnvoyProxy",
-        "name": "local",
-        "namespace": SYSTEM,
-    }
+    parameters = {"group": "gateway.envoyproxy.io", "kind": "EnvoyProxy", **envoy["metadata"]}
     controller = "gateway.envoyproxy.io/gatewayclass-controller"
     listener = {"name": "http", "protocol": "HTTP", "port": 80}
     version = "gateway.networking.k8s.io/v1"
@@ -151,9 +146,7 @@ def a_gateway() -> list[dict[str, Any]]:
 async def gateway_url(site: Installed) -> str:
     """Return the URL of the Envoy that Envoy Gateway has made."""
     label = "gateway.envoyproxy.io/owning-gateway-name=inference"
-    (service,) = json.loads(
-        await asyncio.to_thread(site.plane.kubectl, "-n", SYSTEM, "get", "service", "-l", label, "-o", "json")
-    )["items"]
+    (service,) = (await Installed(site.plane, SYSTEM).get("service", "-l", label))["items"]
     return f"http://{service['spec']['clusterIP']}:80"
 
 
@@ -198,9 +191,7 @@ async def the_picker_is_asked(site: Installed, node: RunningNode, url: str) -> N
 async def envoy_says(site: Installed, node: RunningNode) -> str:
     """Return Envoy's counters about the picker that are not 0."""
     label = "app.kubernetes.io/component=proxy"
-    found = json.loads(
-        await asyncio.to_thread(site.plane.kubectl, "-n", SYSTEM, "get", "pods", "-l", label, "-o", "json")
-    )["items"]
+    found = (await Installed(site.plane, SYSTEM).get("pods", "-l", label))["items"]
     url = f"http://{found[0]['status']['podIP']}:19001/stats/prometheus"
     async with (
         aiohttp.ClientSession(connector=node.connector(force_close=True)) as session,
@@ -259,19 +250,6 @@ async def a_client_does_not_name_its_server(node: RunningNode, url: str) -> None
         session.get(f"{url}/v1/models") as response,
     ):
         assert response.status == 200
-
-
-async def pickers_die_and_are_renewed(site: Installed, node: RunningNode, load: SteadyLoad) -> None:
-    await load.answers(2 * IN_FLIGHT)
-    with load.phase("a picker killed (SIGKILL)"):
-        victim = (await site.pods("gateway", component="gateway"))[0]["metadata"]["name"]
-        node.signal(f"{NAMESPACE}/{victim}", "picker", signal.SIGKILL)
-        await restarted_once(site, victim, "picker")
-        await load.answers(2 * IN_FLIGHT)
-    with load.phase("rolling update of the picker"):
-        await site.kubectl("rollout", "restart", f"deployment/{GATEWAY}")
-        await site.rolled_out(GATEWAY)
-        await load.answers(2 * IN_FLIGHT)
 
 
 async def full_duplex_and_closed_without_the_picker(site: Installed, node: RunningNode, url: str) -> None:

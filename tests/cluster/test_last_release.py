@@ -93,17 +93,14 @@ async def test_to_this_release_and_back_loses_no_request_policy_or_hits(
             phases = [await at_rest(load, f"{RELEASE} at rest")]
             crds = ("apply", "--server-side", "--force-conflicts", "-f", CHARTS.parent / "crds")
             await site.kubectl(*crds)
-            for chart, more, name in (
-                (
-                    CHARTS / "prefix-gateway",
-                    ("image.repository=prefix-gateway/picker",),
-                    "to this release",
-                ),
-                (old_charts / "prefix-gateway", (older, "crd.install=never"), f"back to {RELEASE}"),
-                (CHARTS / "prefix-gateway", ("image.repository=prefix-gateway/picker",), "forward again"),
+            today, last = ("image.repository=prefix-gateway/picker",), (older, "crd.install=never")
+            for name, charts, values in (
+                ("to this release", CHARTS, today),
+                (f"back to {RELEASE}", old_charts, last),
+                ("forward again", CHARTS, today),
             ):
                 with load.phase(f"{name}: both at once"):
-                    await install(site, chart, *more)
+                    await install(site, charts / "prefix-gateway", *values)
                 phases.append(await at_rest(load, f"{name}, at rest"))
                 assert await stored_policy(site) == spec
             with load.phase("servers to this release's chart"):

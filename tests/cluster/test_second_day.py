@@ -1,11 +1,12 @@
 """Acts of the second day that `test_whole_story` leaves out, under load: the first server of an empty pool,
 long streams across a deletion, an address that another pod had, a drained node, a renewed certificate.
-Clients speak TLS, and each pod runs two pickers. The control plane, Prometheus, KEDA's operator, Envoy, the
-pickers and the model servers are real. A stand-in kubelet runs the pods. This is one test, because all acts
+Clients speak TLS, and each pod runs two pickers. The control plane, Prometheus, KEDA, Envoy, the pickers and
+the model servers are real. A stand-in kubelet runs the pods. This is one test, because all acts
 share the releases. docs/upgrade.md has its table.
 """
 
 import asyncio
+import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -44,6 +45,7 @@ ADDRESSES: Final = 7
 addresses of pods that ended."""
 NODE: Final = "node-1"
 BURST: Final = 48
+EXTERNAL_METRICS: Final = "apiservice/v1beta1.external.metrics.k8s.io"
 TARGET: Final = 0.5  # the saturation at which KEDA keeps the number of servers, by the chart's default
 
 
@@ -126,8 +128,10 @@ async def scaled_object(site: Installed) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def kedas_operator(site: Installed, node: RunningNode, keda: Keda, folder: Path) -> AsyncIterator[None]:
-    """Run KEDA's operator in the network of the node. It scales by the ScaledObject of the chart."""
+async def kedas_programs(site: Installed, node: RunningNode, keda: Keda, folder: Path) -> AsyncIterator[None]:
+    """Run KEDA in the network of the node. It scales by the ScaledObject of the chart, and by the
+    HorizontalPodAutoscaler that KEDA makes of it.
+    """
 
     async def kinds_are_known() -> bool:
         crds = (await site.get("crd"))["items"]
@@ -136,32 +140,57 @@ async def kedas_operator(site: Installed, node: RunningNode, keda: Keda, folder:
 
     await site.kubectl("apply", "--server-side", "-f", keda.crds)
     await wait_until(kinds_are_known, what="the API server knows KEDA's kinds", timeout_s=120)
-    certificates = folder / "keda"
+    certificates, kubeconfig = folder / "keda", str(site.plane.kubeconfig_inside())
     certificates.mkdir()
     write_tls(certificates)
     (certificates / "ca.crt").write_text(CERTIFICATE)
-    environment = {
-        "KUBECONFIG": str(site.plane.kubeconfig_inside()),
-        "KEDA_CLUSTER_OBJECT_NAMESPACE": site.namespace,
-        "POD_NAMESPACE": site.namespace,
-        "WATCH_NAMESPACE": site.namespace,
-    }
-    command = node.inside([str(keda.program), f"--cert-dir={certificates}"])
-    async with managed_process("keda", command, directory=folder, env=environment) as operator:
+    names = ("KEDA_CLUSTER_OBJECT_NAMESPACE", "POD_NAMESPACE", "WATCH_NAMESPACE")
+    environment = {"KUBECONFIG": kubeconfig, **dict.fromkeys(names, site.namespace)}
+    operator = [str(keda.operator), f"--cert-dir={certificates}"]
+    adapter = [
+        *(str(keda.adapter), f"--cert-dir={certificates}", "--metrics-service-address=127.0.0.1:9666"),
+        *(f"--{use}-kubeconfig={kubeconfig}" for use in ("authentication", "authorization", "lister")),
+        *("--secure-port=6443", "--port=8082"),  # the operator has 8080 and 8081
+    ]
+    async with (
+        node.forwarded(6443) as port,
+        managed_process("keda", node.inside(operator), directory=folder, env=environment) as started,
+        managed_process("adapter", node.inside(adapter), directory=folder, env=environment),
+    ):
         try:
+            for document in external_metrics(site, port):
+                await site.apply(document)
+            await site.kubectl("wait", "--for=condition=Available", EXTERNAL_METRICS, "--timeout=120s")
             await site.apply(await scaled_object(site))
             await site.kubectl("wait", "--for=condition=Ready", f"scaledobject/{SERVERS}", "--timeout=120s")
             yield
             # The operator ends its HorizontalPodAutoscaler with the object, so that the test may scale again.
-            await site.kubectl("delete", f"scaledobject/{SERVERS}", "--timeout=120s")
+            await site.kubectl("delete", f"scaledobject/{SERVERS}", EXTERNAL_METRICS, "--timeout=120s")
         except CommandFailedError as error:
-            raise AssertionError(f"{error}\n{operator.stderr.read_text()[-4000:]}") from None
+            raise AssertionError(f"{error}\n{started.stderr.read_text()[-4000:]}") from None
+
+
+def external_metrics(site: Installed, port: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what makes the API server ask KEDA's adapter for metrics, at this port of this machine."""
+    service = {"name": "keda-metrics", "namespace": site.namespace}
+    outside = {"type": "ExternalName", "externalName": "localhost"}
+    group = {"group": "external.metrics.k8s.io", "version": "v1beta1"}
+    place = {"service": service | {"port": port}, "insecureSkipTLSVerify": True}
+    registered = {
+        "apiVersion": "apiregistration.k8s.io/v1",
+        "kind": "APIService",
+        "metadata": {"name": EXTERNAL_METRICS.removeprefix("apiservice/")},
+        "spec": {**group, **place, "groupPriorityMinimum": 100, "versionPriority": 100},
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": service, "spec": outside}, registered
 
 
 async def from_zero(
     site: Installed, node: RunningNode, keda: Keda, url: str, trusted: ssl.SSLContext, *, folder: Path
 ) -> str:
-    """Send a request to a pool without a server. KEDA starts the first server. Return what happened."""
+    """Send a request to a pool without a server. KEDA starts the first server, more load a second one, and
+    both end after the load. Return what happened.
+    """
     query = (await scaled_object(site))["spec"]["triggers"][0]["metadata"]["query"]
     async with (
         prometheus(site, node, folder),
@@ -186,9 +215,19 @@ async def from_zero(
         async def wait(of: str, value: int, *, what: str) -> None:
             await wait_until(lambda: shows(of, value), what=what, timeout_s=120)
 
-        too_few = f"{query} > bool {TARGET}"
+        async def scaled_to(count: int, *, after: dict[str, Any]) -> None:
+            """Change the ScaledObject, so that what follows takes seconds, and wait for this many servers."""
+            change = ("--type=merge", "--patch", json.dumps({"spec": after}))
+            await site.kubectl("patch", f"scaledobject/{SERVERS}", *change)
+
+            async def scaled() -> bool:
+                return await replicas() == count
+
+            await wait_until(scaled, what=f"{count} servers", timeout_s=240)
+
+        autoscaler, too_few = f"keda-hpa-{SERVERS}", f"{query} > bool {TARGET}"
         await wait("count(epp_sharing_peers >= 1)", 2 * WORKERS, what="all pickers share")
-        async with kedas_operator(site, node, keda, folder):
+        async with kedas_programs(site, node, keda, folder):
             assert await values(query) == [], "no load is known, so KEDA changes nothing"
             assert await replicas() == 0
             outcome = await send_completion(session, url, "the first of all")
@@ -196,11 +235,15 @@ async def from_zero(
             assert await replicas() == 1
             await wait("min(epp_pool_servers)", 1, what="Prometheus reads the first server")
             assert await shows(too_few, 0), "one request starts one server"
+            await site.kubectl("wait", "--for=condition=ScalingActive", f"hpa/{autoscaler}", "--timeout=120s")
+            assert await replicas() == 1
             burst = [asyncio.create_task(send_completion(session, url, prefix(n))) for n in range(BURST)]
-            await wait(too_few, 1, what="KEDA's query asks for more servers")
+            await wait("min(epp_pool_servers)", 2, what="a second server")
             assert not [sent.fault for sent in await asyncio.gather(*burst) if sent.fault]
-            scaler = (await site.get("hpa", f"keda-hpa-{SERVERS}"))["spec"]
-            assert (scaler["minReplicas"], scaler["maxReplicas"]) == (1, 4), "it scales from one server on"
+            at_once = {"behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}}}
+            await scaled_to(1, after={"advanced": {"horizontalPodAutoscalerConfig": at_once}})
+            await scaled_to(0, after={"cooldownPeriod": 1})
+            await site.pods_are(node, "servers", 0)
     return f"from zero: answered after {outcome.seconds:.1f} s"
 
 
@@ -300,10 +343,8 @@ async def the_certificate_is_renewed(
 
 async def shows(node: RunningNode, address: str, trusted: ssl.SSLContext) -> bool:
     """Tell whether Envoy shows a certificate that this context trusts."""
-    connection = node.socket()
-    await asyncio.get_running_loop().sock_connect(connection, (address, 8080))
     try:
-        _, writer = await asyncio.open_connection(sock=connection, ssl=trusted, server_hostname=address)
+        _, writer = await node.connect(address, 8080, ssl=trusted, server_hostname=address)
     except ssl.SSLCertVerificationError:
         return False
     writer.close()

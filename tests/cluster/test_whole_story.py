@@ -62,6 +62,7 @@ async def test_the_gateway_in_a_cluster_from_install_to_uninstall(
         connector = node.connector(force_close=True, limit=0)
         async with steady_load(connector, url, capsys=capsys) as load:
             await servers_come_and_go(site, node, load)
+            await a_picker_dies_and_all_are_renewed(site, node, load)
             await a_picker_crashes_again_and_again(site, node, load)
             await the_gateway_is_renewed(site, load)
             await the_api_server_is_away(site, load)
@@ -150,10 +151,17 @@ async def servers_come_and_go(site: Installed, node: RunningNode, load: SteadyLo
         node.signal(f"{site.namespace}/{victim}", "server", signal.SIGTERM)
         await restarted_once(site, victim, "server")
         await load.answers(IN_FLIGHT)
+
+
+async def a_picker_dies_and_all_are_renewed(site: Installed, node: RunningNode, load: SteadyLoad) -> None:
     with load.phase("a picker killed (SIGKILL)"):
         victim = (await site.pods("gateway", component="gateway"))[0]["metadata"]["name"]
         node.signal(f"{site.namespace}/{victim}", "picker", signal.SIGKILL)
         await restarted_once(site, victim, "picker")
+        await load.answers(IN_FLIGHT)
+    with load.phase("rolling update of the picker"):
+        await site.kubectl("rollout", "restart", f"deployment/{GATEWAY}")
+        await site.rolled_out(GATEWAY)
         await load.answers(IN_FLIGHT)
 
 
@@ -198,10 +206,6 @@ async def restarted_once(site: Installed, pod: str, container: str) -> None:
 
 
 async def the_gateway_is_renewed(site: Installed, load: SteadyLoad) -> None:
-    with load.phase("rolling update of the picker"):
-        await site.kubectl("rollout", "restart", f"deployment/{GATEWAY}")
-        await site.rolled_out(GATEWAY)
-        await load.answers(IN_FLIGHT)
     with load.phase("helm upgrade of the gateway"):
         await site.upgrade(
             "gateway",

@@ -27,6 +27,7 @@ from bench.demo.tether import tethered
 from tests.cluster_env.environment import ClusterTools, require
 from tests.cluster_env.images import with_images
 from tests.harness.cached_builds import say
+from tests.harness.certificate import write_tls
 from tests.harness.ports import free_ports
 
 SERVICE_NETWORK: Final = "10.96.0.0/16"
@@ -208,15 +209,8 @@ class ControlPlane:
     def _etcd_flags(self, client: int, peer: int) -> list[str]:
         urls = {"client": f"http://{_HOST}:{client}", "peer": f"http://{_HOST}:{peer}"}
         return [
-            *(
-                "--name",
-                "test",
-                "--data-dir",
-                str(self.folder / "etcd"),
-                "--log-level",
-                "warn",
-                "--unsafe-no-fsync",
-            ),
+            *("--name", "test", "--data-dir", str(self.folder / "etcd")),
+            *("--log-level", "warn", "--unsafe-no-fsync"),
             *("--listen-client-urls", urls["client"], "--advertise-client-urls", urls["client"]),
             *("--listen-peer-urls", urls["peer"], "--initial-advertise-peer-urls", urls["peer"]),
             *("--initial-cluster", f"test={urls['peer']}"),
@@ -234,6 +228,13 @@ class ControlPlane:
             *("--service-account-key-file", str(pki / "accounts.key")),
             *("--service-account-signing-key-file", str(pki / "accounts.key")),
             *("--service-cluster-ip-range", SERVICE_NETWORK),
+            # API servers of others, such as KEDA's metrics adapter, trust the users that this one names.
+            *("--proxy-client-cert-file", str(pki / "tls.crt")),
+            *("--proxy-client-key-file", str(pki / "tls.key")),
+            *("--requestheader-client-ca-file", str(pki / "tls.crt")),
+            *("--requestheader-username-headers", "X-Remote-User"),
+            *("--requestheader-group-headers", "X-Remote-Group"),
+            *("--requestheader-extra-headers-prefix", "X-Remote-Extra-"),
         ]
 
     def _manager_flags(self) -> list[str]:
@@ -247,6 +248,7 @@ class ControlPlane:
         pki = self.folder / "pki"
         pki.mkdir(parents=True, exist_ok=True)
         (pki / "accounts.key").write_text(_SIGNING_KEY)
+        write_tls(pki)
         users = {
             "admin": ("admin", _MASTERS),
             "manager": ("system:kube-controller-manager", ""),
@@ -263,16 +265,14 @@ class ControlPlane:
     def _write_kubeconfig(
         self, name: str, token: str, *, namespace: str = "", acting: Mapping[str, object] | None = None
     ) -> Path:
+        cluster = {"server": self.url, "certificate-authority": str(self.ca_file)}
+        context = {"cluster": "test", "user": "test", "namespace": namespace}
         document = {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [
-                {"name": "test", "cluster": {"server": self.url, "certificate-authority": str(self.ca_file)}}
-            ],
+            "clusters": [{"name": "test", "cluster": cluster}],
             "users": [{"name": "test", "user": {"token": token, **(acting or {})}}],
-            "contexts": [
-                {"name": "test", "context": {"cluster": "test", "user": "test", "namespace": namespace}}
-            ],
+            "contexts": [{"name": "test", "context": context}],
             "current-context": "test",
         }
         path = self.folder / f"{name}.kubeconfig"

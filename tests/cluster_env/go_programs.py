@@ -1,5 +1,5 @@
 """Owns the cached programs that are compiled from one Go module each, with what else lies in that module:
-Envoy Gateway, KEDA's operator, and the conformance suite of gateway-api-inference-extension.
+Envoy Gateway, KEDA, and the conformance suite of gateway-api-inference-extension.
 
 Each is in one folder of the cache (`tests.harness.cached_builds`), keyed by the module's hash. The command
 line and the fixtures call this module.
@@ -19,8 +19,6 @@ from tests.harness.cached_builds import CachedBuild, Progress, cache_folder, con
 
 IMAGE: Final = "docker.io/envoyproxy/gateway"
 _EXTENSION: Final = "sigs.k8s.io/gateway-api-inference-extension"
-_RECIPE: Final = b"1"
-"""Raise this number when a change to `fill` changes the files that it writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +29,13 @@ class GoProgram(CachedBuild):
     what: ClassVar[str]
     module: ClassVar[str]
     module_hash: ClassVar[str]
+    recipe: ClassVar[bytes] = b"1"
+    """Raise this number when a change to `fill` changes the files that it writes."""
 
     @classmethod
     def locate(cls) -> Self:
         """Return the place of the build for this checkout, whether it exists or not."""
-        key = content_key(_RECIPE, platform.machine().encode(), cls.module_hash.encode())
+        key = content_key(cls.recipe, platform.machine().encode(), cls.module_hash.encode())
         return cls(folder=cache_folder() / f"{cls.kind}-{key}")
 
     @classmethod
@@ -96,21 +96,27 @@ class EnvoyGateway(GoProgram):
 
 @dataclass(frozen=True, slots=True)
 class Keda(GoProgram):
-    """The operator, and the CRDs that it reads. Its metrics adapter and its webhooks are left out: the step
-    between zero pods and one needs neither.
-    """
+    """The operator, the metrics adapter, and the CRDs that they read. The webhooks are left out."""
 
     kind: ClassVar[str] = "keda"
-    what: ClassVar[str] = "KEDA's operator is"
+    what: ClassVar[str] = "KEDA is"
     module: ClassVar[str] = "github.com/kedacore/keda/v2@v2.19.0"
     module_hash: ClassVar[str] = "h1:IP3iMTwr9HkaAwPtLnhngPv74LghMf7ubLrsGLQo52M="
+    recipe: ClassVar[bytes] = b"2"
 
     @property
-    def program(self) -> Path:
-        return self.folder / "bin" / "keda"
+    def operator(self) -> Path:
+        """Return the program that scales between zero pods and one."""
+        return self.folder / "bin" / "operator"
+
+    @property
+    def adapter(self) -> Path:
+        """Return the API server of external metrics, which a HorizontalPodAutoscaler reads."""
+        return self.folder / "bin" / "adapter"
 
     def fill(self, source: Path, *, go: Path) -> None:
-        compiled(go, *BUILD, "-o", self.program, "./cmd/operator", source=source)
+        for program in (self.operator, self.adapter):
+            compiled(go, *BUILD, "-o", program, f"./cmd/{program.name}", source=source)
         shutil.copytree(source / "config" / "crd" / "bases", self.crds, copy_function=shutil.copyfile)
         self.crds.chmod(0o755)  # a module's folders are read-only
 

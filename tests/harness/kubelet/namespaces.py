@@ -5,6 +5,7 @@ a namespace can make sockets for an event loop that never entered it. Called by 
 talk to pods.
 """
 
+import asyncio
 import contextlib
 import ctypes
 import os
@@ -13,7 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from socket import AF_INET, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET
 from socket import socket as Socket  # noqa: N812 - `socket` is a method here
-from typing import Final
+from typing import Any, Final
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 _NEW_NETWORK: Final = 0x40000000
 _THIS_NETWORK: Final = "/proc/thread-self/ns/net"
@@ -44,6 +47,16 @@ class NetworkNamespace:
             made.close()
             raise
         return made
+
+    async def connect(self, host: str, port: int, **options: Any) -> Connection:
+        """Open a connection from inside the namespace, with options of `asyncio.open_connection`."""
+        made = self.socket()
+        try:
+            await asyncio.get_running_loop().sock_connect(made, (host, port))
+            return await asyncio.open_connection(sock=made, **options)
+        except BaseException:
+            made.close()
+            raise
 
     def ip(self, *commands: str) -> None:
         """Run commands of `ip` in the namespace. A command that fails is an error."""

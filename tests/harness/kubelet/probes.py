@@ -47,19 +47,9 @@ async def act(action: JsonObject, target: Target, *, timeout_s: float) -> bool:
         return False
 
 
-async def _connect(target: Target, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    sock = target.network.socket()
-    try:
-        await asyncio.get_running_loop().sock_connect(sock, (target.address, port))
-        return await asyncio.open_connection(sock=sock)
-    except BaseException:
-        sock.close()
-        raise
-
-
 async def _http(spec: JsonObject, target: Target) -> bool:
     port = target.port(spec["port"])
-    reader, writer = await _connect(target, port)
+    reader, writer = await target.network.connect(target.address, port)
     lines = [f"GET {spec['path']} HTTP/1.1", f"Host: {target.address}:{port}", "Connection: close"]
     try:
         writer.write("\r\n".join([*lines, "", ""]).encode())
@@ -72,7 +62,7 @@ async def _http(spec: JsonObject, target: Target) -> bool:
 async def _grpc(spec: JsonObject, target: Target) -> bool:
     """Ask gRPC health by hand, because grpcio makes its own sockets, which are not in the node's network."""
     service = spec.get("service", "").encode()
-    reader, writer = await _connect(target, spec["port"])
+    reader, writer = await target.network.connect(target.address, spec["port"])
     call = http2_frames.block(replace=[(":path", "/grpc.health.v1.Health/Check")])
     request = http2_frames.grpc(b"\x0a" + bytes([len(service)]) + service)
     heard = b""
@@ -88,6 +78,6 @@ async def _grpc(spec: JsonObject, target: Target) -> bool:
 
 
 async def _tcp(spec: JsonObject, target: Target) -> bool:
-    _, writer = await _connect(target, target.port(spec["port"]))
+    _, writer = await target.network.connect(target.address, target.port(spec["port"]))
     writer.close()
     return True

@@ -5,6 +5,7 @@ Invariant: however the test run ends, the kernel ends everything that the node s
 else holds.
 """
 
+import asyncio
 import http.client
 import json
 import os
@@ -13,8 +14,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -26,7 +27,8 @@ from bench.demo.tether import tethered
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.cached_builds import say
 from tests.harness.kubelet.images import REPOSITORY, Image
-from tests.harness.kubelet.namespaces import NetworkNamespace
+from tests.harness.kubelet.namespaces import Connection, NetworkNamespace
+from tests.harness.kubelet.services import relay
 
 START_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.05
@@ -53,14 +55,27 @@ class RunningNode:
             socket_factory=lambda info: self._network.socket(info[0], info[1]), **options
         )
 
-    def socket(self) -> socket.socket:
-        """Return a TCP socket in the node's network that does not block."""
-        return self._network.socket()
+    async def connect(self, host: str, port: int, **options: Any) -> Connection:
+        """Open a connection from the node's network, with options of `asyncio.open_connection`."""
+        return await self._network.connect(host, port, **options)
 
     def inside(self, command: Sequence[str]) -> list[str]:
         """Return `command` in a form that runs in the node's network and ends when this process ends."""
         own = f"/proc/{os.getpid()}/fd/{self._network.fd}"
         return tethered(["nsenter", f"--net={own}", "--", *command])
+
+    @asynccontextmanager
+    async def forwarded(self, port: int) -> AsyncIterator[int]:
+        """Yield a port of this machine whose connections go to this port of the node. The program there has
+        to end before the block does.
+        """
+        async with asyncio.TaskGroup() as relays:
+
+            def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                relays.create_task(relay(reader, writer, self.connect("127.0.0.1", port)))
+
+            async with await asyncio.start_server(accepted, "127.0.0.1", 0) as server:
+                yield server.sockets[0].getsockname()[1]
 
     def running(self) -> dict[str, list[str]]:
         """Return the containers that have a process, by namespace/name of their pod."""
@@ -123,18 +138,10 @@ def running_node(
     }
     (folder / "kubelet.json").write_bytes(msgspec.json.encode(config))
     kubelet = [sys.executable, "-m", "tests.harness.kubelet", "--config", str(folder / "kubelet.json")]
-    own_namespaces = [
-        "unshare",
-        "--fork",
-        "--kill-child",
-        "--pid",
-        "--mount-proc",
-        "--propagation",
-        "private",
-    ]
+    own_namespaces = ("--fork", "--kill-child", "--pid", "--mount-proc", "--propagation", "private")
     with (folder / "kubelet.log").open("ab") as log:
         process = subprocess.Popen(
-            tethered([*own_namespaces, "--", *kubelet]),
+            tethered(["unshare", *own_namespaces, "--", *kubelet]),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

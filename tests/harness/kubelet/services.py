@@ -11,12 +11,12 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from tests.harness.kubelet.api import Api, JsonObject
-from tests.harness.kubelet.namespaces import NetworkNamespace
+from tests.harness.kubelet.namespaces import Connection, NetworkNamespace
 
 Address = tuple[str, int]
 
@@ -140,47 +140,19 @@ class Services:
         listener = self._network.listen(*place)
 
         async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await self._relay(place, reader, writer)
+            await relay(reader, writer, self._connect(place))
 
         return _Port(server=await asyncio.start_server(accepted, sock=listener))
 
-    async def _relay(
-        self, place: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        """Relay one connection in both directions until both sides have ended."""
-        try:
-            to_reader, to_writer = await self._connect(place)
-        except OSError:
-            _reset(writer)
-            return
-        try:
-            async with asyncio.TaskGroup() as both:
-                both.create_task(_pump(reader, to_writer))
-                both.create_task(_pump(to_reader, writer))
-        except* OSError:
-            _reset(writer)
-            _reset(to_writer)
-        finally:
-            for end in (writer, to_writer):
-                end.close()
-            for end in (writer, to_writer):
-                with contextlib.suppress(OSError):
-                    await end.wait_closed()
-
-    async def _connect(self, place: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, place: Address) -> Connection:
         if self._is_api_server(place):
             return await asyncio.open_connection(*self._api_server)
         port = self._ports.get(place)
         if port is None or not port.endpoints:
             raise ConnectionRefusedError(f"no endpoint for {place}")
-        made, endpoint = self._network.socket(), random.choice(port.endpoints)
-        began_at = time.monotonic()
+        endpoint, began_at = random.choice(port.endpoints), time.monotonic()
         try:
-            await asyncio.get_running_loop().sock_connect(made, endpoint)
-            return await asyncio.open_connection(sock=made)
-        except BaseException:
-            made.close()
-            raise
+            return await self._network.connect(*endpoint)
         finally:
             if (took_s := time.monotonic() - began_at) > _SLOW_S:
                 print(f"{place}: {took_s:.0f} s to connect to {endpoint}", file=sys.stderr, flush=True)
@@ -191,6 +163,30 @@ class Services:
             for service in self._services.values()
             if (service["metadata"]["namespace"], service["metadata"]["name"]) == ("default", "kubernetes")
         )
+
+
+async def relay(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connecting: Awaitable[Connection]
+) -> None:
+    """Relay one connection in both directions until both sides have ended."""
+    try:
+        to_reader, to_writer = await connecting
+    except OSError:
+        _reset(writer)
+        return
+    try:
+        async with asyncio.TaskGroup() as both:
+            both.create_task(_pump(reader, to_writer))
+            both.create_task(_pump(to_reader, writer))
+    except* OSError:
+        _reset(writer)
+        _reset(to_writer)
+    finally:
+        for end in (writer, to_writer):
+            end.close()
+        for end in (writer, to_writer):
+            with contextlib.suppress(OSError):
+                await end.wait_closed()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
