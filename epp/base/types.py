@@ -195,11 +195,12 @@ class ApiKind(enum.StrEnum):
 
 
 class Media(NamedTuple):
-    """Guesses at the tokens for which a hash or id stands, by kind. Documents are pictures, texts others."""
+    """Guesses at the tokens for which a hash or id stands, by kind. Documents count as pictures."""
 
     pictures: int = 0
     sound: int = 0
     films: int = 0
+    texts: int = 0
     others: int = 0
 
 
@@ -246,7 +247,6 @@ class PromptSize(Struct, frozen=True, gc=False):
     continuation_bytes: float = 0.0
     """The number of these bytes (`text_bytes`) that continue a letter beyond ASCII."""
     media: Media = Media()
-    """As in `InferenceRequest`."""
 
     def __add__(self, other: PromptSize) -> PromptSize:
         """Return the size of two prompts together."""

@@ -264,10 +264,10 @@ def estimated_tokens(size: PromptSize, terms: Terms) -> int:
     """Return the estimated tokens of one prompt, at least one for each 64 bytes.
     terms: see `TokenEstimate`.
     """
-    a, b, c, d, e, f = terms
-    pictures, sound, films, others = size.media
+    a, b, c, d, e, f, g = terms
+    pictures, sound, films, texts, others = size.media
     of_text = a * size.text_bytes + b * size.continuation_bytes
-    estimate = of_text + c * pictures + d * sound + e * films + f * others
+    estimate = of_text + c * pictures + d * sound + e * films + f * texts + g * others
     return int(max(estimate, size.text_bytes / MOST_BYTES_PER_TOKEN))
 
 

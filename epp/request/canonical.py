@@ -354,7 +354,7 @@ def render_items(sections: list[Piece], raw: Raw, *, media: list[Media]) -> None
             if first_byte(item.output) in b'"[':
                 known.append(PART.join(content_parts(item.output, media=media)))
             if not known:
-                media.append(Media(others=1 + len(memoryview(each)) // 4))
+                media.append(Media(texts=1 + len(memoryview(each)) // 4))
             sections += (
                 label(kind),
                 FIELD.join(known) if known else fingerprint(each),

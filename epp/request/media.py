@@ -42,7 +42,7 @@ def media_tokens(part: Raw, *, kind: bytes, measured: bool) -> Media:
     text = measured and (b"document" in kind or b"file" in kind) and _TEXT.search(both)
     found = _DATA.search(start) if measured and not text else None
     if found is None and (text or not _SHOWN.search(kind)):
-        return Media(others=1 + len(view) // 4)
+        return Media(texts=1 + len(view) // 4)
     tokens = _measured(view[found.end() :], kind) if found else UNKNOWN_TOKENS
     if b"audio" in kind:
         return Media(sound=tokens)

@@ -119,9 +119,9 @@ class TokenEstimate:
     prompts.
 
         tokens = a * bytes + b * bytes that continue a letter beyond ASCII
-            + c * guessed tokens of pictures + d * of sound + e * of films + f * of others
+            + c * guessed tokens of pictures + d * of sound + e * of films + f * of texts + g * of others
 
-    The six factors are fitted by weighted least squares with sums that forget old samples, so a single odd
+    The seven factors are fitted by weighted least squares with sums that forget old samples, so a single odd
     sample cannot change the estimate much. The estimate starts with the bytes per token of the policy. The
     mean of bytes per token over all traffic is kept too: it converts the size of a cache from tokens to bytes
     of prompts.
@@ -132,12 +132,12 @@ class TokenEstimate:
     def __init__(self, *, start: float) -> None:
         self._tokens = PRIOR_TOKENS
         self._bytes = start * PRIOR_TOKENS
-        self._prior = (1 / start, 0.0, 1.0, 1.0, 1.0, 1.0)
+        self._prior = (1 / start, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0)
         # The guess is weakly believed: one request with a picture of 1,000 tokens has five times the weight.
-        self._trust = (self._bytes, self._bytes / 100, 50.0, 50.0, 50.0, 50.0)
+        self._trust = (self._bytes, self._bytes / 100, 50.0, 50.0, 50.0, 50.0, 50.0)
         self._fit = LeastSquares(len(self._prior))
         self.terms: Terms = self._prior
-        """The factors a to f."""
+        """The factors a to g."""
 
     @property
     def bytes_per_token(self) -> float:

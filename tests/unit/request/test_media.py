@@ -41,7 +41,7 @@ def test_each_kind_of_media_is_counted_by_itself() -> None:
     sound = {"type": "input_audio", "input_audio": {"format": "mp3", "data": "A" * 4 * 16_000}}
     film, other = by_data(bytes(6_000), kind="video"), {"type": "tool_reference", "tool_name": "a"}
     asked = [{"role": "user", "content": [sound, by_data(jpeg(28, 56)), film, film, other]}]
-    assert parse(CHAT, messages=asked).media == Media(pictures=4, sound=76, films=14, others=12)
+    assert parse(CHAT, messages=asked).media == Media(pictures=4, sound=76, films=14, texts=12)
 
 
 def by_data(data: bytes, *, kind: str = "image") -> dict[str, Any]:
