@@ -9,8 +9,7 @@ for requests, the composition root for the policy, and the simulator for both.
 import random
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-
-from xxhash import xxh3_64_intdigest
+from hashlib import blake2b
 
 from epp.base.errors import NoEndpointError
 from epp.base.types import Address
@@ -39,8 +38,6 @@ from epp.picker.scheduling.snapshot import SchedulingRequest
 from epp.picker.server_caches import Prompt
 
 _NO_SECRET = HashSecret()
-_STATE_NAMES = "names of kept state"
-"""Stands for a model in the seed of the hashes of ids, which all pickers of a pool have in common."""
 _DECIDED = ("state", "trial")
 """Reasons that stand for themselves, even if no server is known to keep what the request names."""
 _LENGTH_MARGIN = 1.125
@@ -308,8 +305,9 @@ class Picker:
         return self.kept_state.holder(self._hash_of(question.names_state), self.fleet, now=now)
 
     def _hash_of(self, name: str) -> int:
-        seed = self.caches.roots.seed(model=_STATE_NAMES)
-        return xxh3_64_intdigest(name.encode("utf-8", "surrogatepass"), seed) >> 2
+        """Return the hash of an id, which all pickers of a pool have in common, whatever their policies."""
+        keyed = blake2b(name.encode("utf-8", "surrogatepass"), key=self.caches.secret.key, digest_size=8)
+        return int.from_bytes(keyed.digest(), "little") >> 2
 
     def _apply(self, policy: Policy) -> None:
         self.policy = policy

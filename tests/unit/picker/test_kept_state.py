@@ -7,12 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from epp.base.types import ApiKind, EndpointMetrics, EndpointName, InferenceRequest
-from epp.config.policy import FailureSettings, PolicySpec, RuleName, Sampling
+from epp.config.policy import Chunks, FailureSettings, PolicySpec, RuleName, Sampling
 from epp.picker import remembered
 from epp.picker.decision import Question
 from epp.picker.endpoints.marks import Form, Verdict
 from epp.picker.picker import Picker
-from tests.unit.picker.picker_questions import a_picker, ask, endpoints, serve, state, text
+from tests.unit.picker.picker_questions import a_picker, ask, endpoints, policy_of, serve, state, text
 
 
 def naming(name: str) -> Question:
@@ -44,6 +44,13 @@ def test_each_follow_up_goes_to_the_server_of_its_response(rule: RuleName, share
     made = {f"resp_{n}": make(picker, f"resp_{n}", now=1.0 + n) for n in range(24)}
     assert len(set(made.values())) > 1
     assert picks(picker, made, now=100.0) == dict.fromkeys(made, ("state", True))
+
+
+def test_another_policy_forgets_no_response() -> None:
+    picker = a_picker()
+    made = {"resp_1": make(picker, "resp_1", now=1.0)}
+    picker.set_policy(policy_of(PolicySpec(chunks=Chunks(size_bytes=128))), now=2.0)
+    assert picks(picker, made, now=3.0) == {"resp_1": ("state", True)}
 
 
 def test_a_response_that_nobody_knows_is_routed_by_the_rule_and_says_so() -> None:
