@@ -13,11 +13,13 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta
 
 from epp.base.errors import ConfigError, usable
+from epp.base.types import Address
 from epp.config.dialects import DIALECTS, UNKNOWN, Dialect, DialectName
 from epp.config.reading import Strict, decode, in_words, rooted
 from epp.config.sections import Admin, Envoy, ExactMode, Kubernetes, Listen, consecutive
 from epp.config.sharing import Sharing
 
+_ALL: Final = {"0.0.0.0", "::"}
 BLOCKED_PATHS: Final = (
     "/abort_requests",
     "/adapters",
@@ -223,7 +225,7 @@ class Config(Strict, frozen=True):
             "listen.address": (self.listen.address, self.workers),
             "admin.address": (self.admin.address, self.workers),
         }
-        taken: dict[str, str] = {}
+        taken: dict[Address, str] = {}
         for field, (text, count) in listeners.items():
             is_path = field == "listen.address" and text.startswith("unix:")
             if is_path or (not text and field in ("envoy.status", "listen.healthAddress")):
@@ -233,9 +235,12 @@ class Config(Strict, frozen=True):
             except ValueError as error:
                 yield f"{field}: {error}"
                 continue
-            for address in map(str, addresses):
-                if address in taken:
-                    yield f"{field}: {address} is taken by {taken[address]}; choose another port"
+            for address in addresses:
+                for other, by in taken.items():
+                    # Of one port the picker gets all addresses or one. Envoy may be on another machine.
+                    all_or_one = bool(_ALL & {address.host, other.host}) and "envoy." not in f"{field} {by}"
+                    if address.port == other.port and (all_or_one or address.host == other.host):
+                        yield f"{field}: {address} is taken by {by}; choose another port"
                 taken[address] = field
 
 

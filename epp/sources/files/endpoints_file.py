@@ -110,7 +110,7 @@ def _address(entry: _Entry, *, field: str) -> Address:
             f"{field}.address: {text!r} is a URL; write ip:port. The gateway reaches model servers without TLS"
         )
     if entry.port is not None:
-        bare_ipv6 = ":" in text and not text.startswith("[")
+        bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
         text = f"[{text}]:{entry.port}" if bare_ipv6 else f"{text}:{entry.port}"
     return _parsed(text, field=f"{field}.address")
 

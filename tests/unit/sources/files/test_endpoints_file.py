@@ -76,7 +76,10 @@ UNFIT = ["!!bool x", "!!int ''", "!!timestamp x", "!!float x", *("[" * n + "]" *
             r"endpoints\[1\]\.address: .*:8000, is missing",
         ),
         ("endpoints: [{name: a, address: 'gpu-1:80'}]", r"endpoints\[0\]\.address: .*not ip:port"),
-        ("endpoints: [{name: a, address: '10.0.0.1:80', port: 80}]", r"endpoints\[0\]\.address: "),
+        (
+            "endpoints: [{name: a, address: '10.0.0.1:80', port: 80}]",
+            r"endpoints\[0\]\.address: '10.0.0.1:80:80' ",
+        ),
         (
             f"endpoints: [{A}, {{name: b, address: 10.0.0.1, port: 80}}]",
             r"endpoints\[1\]\.address: .* already",
