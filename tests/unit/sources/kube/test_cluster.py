@@ -55,6 +55,8 @@ class News:
 
     def __init__(self) -> None:
         self.endpoints: list[str] = []
+        self.trouble = [MemoryError()]
+        """Raised by the first call about policies."""
         self.acting: Policy = DEFAULT_POLICY
         self.tried: Policy | None = None
         self.followed: dict[str, bool] = {}
@@ -75,6 +77,8 @@ class News:
         self.endpoints = [endpoint.name for endpoint in found]
 
     def take_policies(self, acting: Policy, tried: Policy | None) -> None:
+        if self.trouble:
+            raise self.trouble.pop()
         self.acting, self.tried = acting, tried
 
 

@@ -30,16 +30,6 @@ def test_a_picker_shares_over_redis_or_the_hub_or_not_at_all() -> None:
     assert made(Sharing(redis=Redis(url="redis://h"))) is not None
 
 
-def test_two_pickers_have_different_names() -> None:
-    settings = Sharing(redis=Redis(url="redis://h"))
-    batches = []
-    for _ in range(2):
-        service = made(settings)
-        assert service is not None
-        batches.append(service.exchange.next_batch(now=1.0))
-    assert batches[0] != batches[1]
-
-
 def test_a_configuration_without_redis_needs_nothing() -> None:
     require(Sharing())
 
