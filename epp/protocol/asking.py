@@ -1,7 +1,6 @@
 """Makes the question of one stream to the picker (`ask`), a `Question`, from the head and the body of a
-request, and the answer to the data plane from the pick (`answer`). Holds the parts that all streams of one
-server share: their settings, the picker, and the gate. `stream` knows when the body is there, asks the
-picker, and knows in which message the answer goes.
+request, and the answer to the data plane from the pick (`answer`). `stream` knows when the body is there,
+asks the picker, and knows in which message the answer goes.
 
 Header names are matched in any case. The values of a repeated header are joined by commas, as HTTP says.
 

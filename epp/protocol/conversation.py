@@ -103,8 +103,8 @@ class Overload:
 
 class LiveStreams:
     """The parts that all calls of one server share, and its drain. `Conversation` reads them as plain
-    attributes. The methods run only now and then: at a change of the policy, while flow control is on, and at
-    a drain.
+    attributes. It calls `begin` and `picked` once for each request, and the other methods only now and then:
+    while flow control is on, or if streams are let go.
     """
 
     def __init__(
