@@ -178,7 +178,7 @@ async def new_servers(directory: Path, _: str, *, at_once: int) -> None:
         new.replace(file)
 
     async def in_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, EOFError), closing(writer):
+        with suppress(OSError, EOFError, asyncio.CancelledError), closing(writer):
             asks = (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET")
             writer.write(_PAGE_HEAD if asks else _REFUSAL)
             while asks:
