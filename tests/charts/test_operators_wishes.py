@@ -176,6 +176,13 @@ def test_envoy_gets_variables_and_volumes_of_the_operators(helm: Helm) -> None:
     assert values["envoy"]["volumes"][0] in pod["volumes"]
 
 
+def test_a_quota_of_cpu_limits_admits_every_pod_of_the_gateway(helm: Helm) -> None:
+    limited = {"resources": {"limits": {"cpu": "1"}}}
+    values = dict.fromkeys(("picker", "envoy", "valkey"), limited) | {"loadTest": ON | limited}
+    for name, spec in pod_specs(helm.render(GATEWAY, values)):
+        assert all("cpu" in each["resources"]["limits"] for each in containers(spec)), name
+
+
 def test_services_take_the_families_of_addresses_that_are_asked_for(helm: Helm) -> None:
     values = {"service": {"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv6", "IPv4"]}}
     services = [o["spec"] for o in helm.render(GATEWAY, values) if o["kind"] == "Service"]

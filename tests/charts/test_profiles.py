@@ -10,14 +10,7 @@ import pytest
 from model_server import serve_flags
 from model_server.cli import command_line
 from model_server.pods.lora_sync import read_adapters
-from tests.charts.rendering import (
-    MODEL_SERVER,
-    Helm,
-    HelmError,
-    Manifest,
-    of_kind,
-    value_set,
-)
+from tests.charts.rendering import MODEL_SERVER, Helm, HelmError, Manifest, of_kind, value_set
 
 pytestmark = pytest.mark.cluster
 
