@@ -31,7 +31,7 @@ class Question(Struct, frozen=True, gc=False):
     """The name that the client sent, if a rewrite replaced it. Empty: no rewrite."""
     max_destinations: int = MOST_DESTINATIONS
     """Most destinations that the caller can read. The policy may allow fewer."""
-    hurried: bool = False
+    overload: bool = False
     """The picker has too much to do, so it chooses by load alone, at the least cost."""
     trace: str = ""
     """The caller's trace context as it came, if tracing is on."""

@@ -131,8 +131,8 @@ class Picker:
 
     def pick(self, question: Question, *, now: float) -> Pick:
         """Choose, book and record. Raises NoEndpointError or SaturatedError, with nothing booked."""
-        hurried = question.hurried and not question.prescribed
-        considered = self._hurriedly(question, now=now) if hurried else self.consider(question, now=now)
+        overload = question.overload and not question.prescribed
+        considered = self._in_overload(question, now=now) if overload else self.consider(question, now=now)
         return self.commit(considered, now=now)
 
     def consider(self, question: Question, *, prompt: Prompt | None = None, now: float) -> Considered:
@@ -176,7 +176,7 @@ class Picker:
             question, prompt, adapter, [snapshot.slots[place] for place in choice.places], choice
         )
 
-    def _hurriedly(self, question: Question, *, now: float) -> Considered:
+    def _in_overload(self, question: Question, *, now: float) -> Considered:
         """Choose without the time to read the prompt: the less loaded of two random endpoints comes first,
         whatever the rule. The one that keeps what the request names goes before them.
         """

@@ -133,11 +133,11 @@ def ask(
     modes: Modes,
     instead: InferenceRequest | None = None,
     partial: bool = False,
-    hurried: bool = False,
+    overload: bool = False,
     now: float,
 ) -> Asked:
     """Return the question to the picker. Raises PickError if the request is refused. instead: stands for the
-    body, which is then not read. partial: the data plane hands over only the start of the body. hurried: the
+    body, which is then not read. partial: the data plane hands over only the start of the body. overload: the
     picker has too much work to read the body. Of both only names are read.
     """
     picker, settings, started = context.picker, context.settings, context.timer()
@@ -154,8 +154,8 @@ def ask(
     elif head.encoded:
         inference = ENCODED
     elif body:
-        if partial or hurried:
-            unread = OVERLOADED.unread if hurried else "partial_body"
+        if partial or overload:
+            unread = OVERLOADED.unread if overload else "partial_body"
             inference = skim_request(head.path, body, unread=unread)
         else:
             inference = parse_request(head.path, body)
@@ -180,13 +180,13 @@ def ask(
         asked_model=asked_model,
         prescribed=prescribed,
         max_destinations=1 if head.asks_only or only_once else settings.caller.max_destinations,
-        hurried=hurried,
+        overload=overload,
         trace=head.trace,
         began_s=started,
         path_hash=hash(head.path.partition("?")[0]),
         body_hash=body_hash,
         names_state=inference.names_state or (id_in_path(head.path) if inference.kind in _APART else ""),
-        makes_state=not hurried and inference.kind in _KEEP and inference.stores and makes_state(head.path),
+        makes_state=not overload and inference.kind in _KEEP and inference.stores and makes_state(head.path),
     )
     return Asked(question, head, slot, only_once, changed)
 
@@ -206,7 +206,7 @@ def offer(
     """
     question, head, settings, gate = asked.question, asked.head, context.settings, context.gate
     longest_s = 0.0
-    if context.picker.flow_decides and not question.hurried and not head.asks_only:
+    if context.picker.flow_decides and not question.overload and not head.asks_only:
         longest_s = longest_wait_s(asked.slot, question, modes, settings)
     if gate is None or longest_s <= 0 or not gate.on:
         return context.picker.pick(question, now=now), ()

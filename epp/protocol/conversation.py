@@ -279,7 +279,7 @@ class Conversation(Handler):
             streams.begin(stream, call, now=now)
             late = streams.overload.skips(waited_s=call.waited_s(), now=now)
         if late:
-            stream.hurry()
+            stream.note_overload()
         return True
 
     def _send(self, actions: Sequence[Action]) -> None:

@@ -59,7 +59,7 @@ class HttpStream:
     """
 
     __slots__ = (
-        "_asks_only", "_body", "_context", "_deliver", "_explains", "_head", "_hurried", "_modes", "_phase",
+        "_asks_only", "_body", "_context", "_deliver", "_explains", "_head", "_modes", "_overload", "_phase",
         "_request_ended", "_sampled", "_trace", "_waiting", "hold", "passes", "pick",
     )  # fmt: skip
 
@@ -74,7 +74,7 @@ class HttpStream:
         self._context = context
         self._deliver = deliver
         self._trace = trace
-        self._hurried = False
+        self._overload = False
         """Whether the picker has too much work to read the body."""
         self._head: Head | None = None
         """None: no request headers came yet, or the pick or the refusal is made."""
@@ -100,12 +100,10 @@ class HttpStream:
         self._sampled: ResponseReader | None = None
         """Set while the picker reads the body of the answer as it streams by."""
 
-    def hurry(self) -> None:
-        """Say that the picker has too much work. If the request is not picked yet, it is routed by load. Only
-        names are read, and the stream is let go at once.
-        """
+    def note_overload(self) -> None:
+        """If the request is not picked yet, route it by load. Only names are read, and the stream ends."""
         if self.pick is None:
-            self._hurried, self.hold = True, False
+            self._overload, self.hold = True, False
 
     def receive(self, event: Event, *, now: float) -> Sequence[Action]:
         """Handle one event. Raises StreamProtocolError if the event makes no sense. The caller then closes
@@ -138,7 +136,7 @@ class HttpStream:
     def can_detach(self) -> bool:
         """Whether the stream may end without harm to the request: all is answered, and we pass no body on."""
         echoed = self._modes.request_body.echoed
-        if self.pick is not None and self._hurried and not echoed:
+        if self.pick is not None and self._overload and not echoed:
             return True  # The data plane sends the rest of the request without us.
         if self.phase not in BEGUN:
             return False
@@ -255,9 +253,9 @@ class HttpStream:
         """Await the body if the data plane hands it over before it has to know the server, and if there is
         time to read it. Otherwise pick now.
         """
-        mode, hurried = self._modes.request_body, self._hurried
-        if mode < BodyMode.BUFFERED or (hurried and self._context.picker.news.one_model):
-            instead = asking.OVERLOADED if hurried else asking.NOT_SEEN
+        mode, overload = self._modes.request_body, self._overload
+        if mode < BodyMode.BUFFERED or (overload and self._context.picker.news.one_model):
+            instead = asking.OVERLOADED if overload else asking.NOT_SEEN
             return self._decide(Slot.REQUEST_HEADERS, instead=instead, now=now)
         if mode not in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
             self._body = Body(self._context.settings.room)
@@ -354,11 +352,12 @@ class HttpStream:
         instead: stands for the body, which is then not read. ends: the body was held and goes back behind the
         pick; whether it ends the stream. `after` follows these answers.
         """
-        context, head, modes, hurried = self._context, self._head, self._modes, self._hurried
+        context, head, modes = self._context, self._head, self._modes
         assert head is not None, "the headers came"
         asked = asking.ask(
-            head, slot, body, context, modes=modes, instead=instead, partial=partial, hurried=hurried, now=now
-        )
+            head, slot, body, context, modes=modes, instead=instead, partial=partial,
+            overload=self._overload, now=now,
+        )  # fmt: skip
         if ends is not None:
             back = body if asked.changed_body is None else asked.changed_body
             after = (*self._back(back, end_of_stream=ends), *after)

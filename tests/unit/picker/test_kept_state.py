@@ -125,7 +125,7 @@ def test_a_follow_up_finds_its_server_without_time_to_read_it(monkeypatch: pytes
     unread = InferenceRequest(kind=ApiKind.RESPONSES, unread="overload")
     monkeypatch.setattr(picker, "consider", None)
     for name in (*made, "made-up"):
-        named = Question(request_id=name, inference=unread, names_state=name, hurried=True)
+        named = Question(request_id=name, inference=unread, names_state=name, overload=True)
         decision = serve(picker, named, now=20.0).decision
         assert (decision.reason, decision.unread) == ("overload", "overload")
         assert decision.chosen == made.get(name, decision.chosen)

@@ -289,10 +289,10 @@ def ranks() -> list[Endpoint]:
     ]
 
 
-@pytest.mark.parametrize("hurried", [False, True])
-def test_the_front_is_the_destination_and_the_headers_name_the_rank(hurried: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize("overload", [False, True])
+def test_the_front_is_the_destination_and_the_headers_name_the_rank(overload: bool) -> None:  # noqa: FBT001
     picker = a_picker(on=ranks())
-    pick = picker.pick(Question("r", ask(text("p")).inference, hurried=hurried), now=1.0)
+    pick = picker.pick(Question("r", ask(text("p")).inference, overload=overload), now=1.0)
     state = picker.fleet.get(pick.decision.chosen)
     assert state is not None
     assert pick.destinations == pick.decision.destinations == (state.endpoint.behind,)

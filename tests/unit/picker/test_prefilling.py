@@ -175,7 +175,7 @@ def test_a_prefill_endpoint_is_never_a_destination() -> None:
     seen: set[Address] = set()
     for n in range(40):
         seen.update(picker.pick(ask(text(f"p{n}", SHORT)), now=1.0).destinations)
-        seen.update(picker.pick(Question("h", ask().inference, hurried=True), now=1.0).destinations)
+        seen.update(picker.pick(Question("h", ask().inference, overload=True), now=1.0).destinations)
     assert seen == {A, B}
 
 

@@ -225,7 +225,7 @@ def test_a_response_can_be_cancelled_from_its_first_event_on(bench: Bench) -> No
 def test_an_overloaded_picker_reads_no_id_in_an_answer(bench: Bench, path: str, response: BodyMode) -> None:
     """The request is picked from its headers, and is let go before any piece of an answer is in our hands."""
     stream = bench.stream()
-    stream.hurry()
+    stream.note_overload()
     modes = Modes(BodyMode.BUFFERED, response)
     run(stream, request_headers(((":method", "POST"), (":path", path)), modes=modes))
     (pick,) = bench.seen.picks
@@ -235,7 +235,7 @@ def test_an_overloaded_picker_reads_no_id_in_an_answer(bench: Bench, path: str, 
 def test_an_overloaded_picker_passes_an_answer_that_comes_anyway(bench: Bench) -> None:
     rewriting(bench, "another")  # so the body is awaited
     stream = bench.stream()
-    stream.hurry()
+    stream.note_overload()
     run(stream, request_headers(((":method", "POST"), (":path", "/v1/responses")), modes=DUPLEX))
     run(stream, request_body(b'{"input": "Hi"}', end_of_stream=True), response_headers(OK))
     assert (stream.passes, stream.can_detach) == (True, False)

@@ -14,13 +14,13 @@ from tests.unit.picker.picker_questions import a_picker, ask, check, endpoints, 
 UNREAD = InferenceRequest(kind=ApiKind.OTHER, unread="overload")
 
 
-def hurried(number: int) -> Question:
-    return Question(request_id=str(number), inference=UNREAD, body_bytes=4_000, hurried=True)
+def overload(number: int) -> Question:
+    return Question(request_id=str(number), inference=UNREAD, body_bytes=4_000, overload=True)
 
 
 def test_an_unread_request_is_routed_by_load_and_booked_until_it_is_let_go() -> None:
     picker = a_picker(on=endpoints("abcd"))
-    picks = [picker.pick(hurried(n), now=n / 1000) for n in range(400)]
+    picks = [picker.pick(overload(n), now=n / 1000) for n in range(400)]
     assert all(80 <= count <= 120 for count in in_flight(picker).values())
     assert all(len(set(pick.destinations)) == 3 for pick in picks)
     for pick in picks:
@@ -31,7 +31,7 @@ def test_an_unread_request_is_routed_by_load_and_booked_until_it_is_let_go() -> 
 
 def test_the_record_says_why_nothing_was_read() -> None:
     picker = a_picker(on=endpoints("ab"))
-    decision = picker.pick(hurried(1), now=0.0).decision
+    decision = picker.pick(overload(1), now=0.0).decision
     assert (decision.reason, decision.unread, decision.matched_tokens) == ("overload", "overload", 0)
     assert decision.prompt_tokens > 0
     assert not decision.candidates
@@ -46,14 +46,14 @@ def test_a_server_whose_answers_fail_is_named_last() -> None:
             pick, status=500 if pick.decision.chosen == "a" else 200, served=None, now=n / 100
         )
         picker.end(pick, outcome="ended", now=n / 100)
-    chosen = Counter(picker.pick(hurried(n), now=0.6).decision.chosen for n in range(100))
+    chosen = Counter(picker.pick(overload(n), now=0.6).decision.chosen for n in range(100))
     assert all(name != "a" for name in chosen)
     check(picker)
 
 
 def test_only_servers_of_its_model_are_asked() -> None:
     picker = a_picker(on=[*endpoints("a", model="m"), *endpoints("b", model="n")])
-    request = msgspec.structs.replace(hurried(1), inference=msgspec.structs.replace(UNREAD, model="n"))
+    request = msgspec.structs.replace(overload(1), inference=msgspec.structs.replace(UNREAD, model="n"))
     assert picker.pick(request, now=0.0).decision.chosen == "b"
     assert not picker.news.one_model
 
@@ -62,7 +62,7 @@ def test_a_conformance_run_names_the_server_although_there_is_no_time() -> None:
     picker = a_picker(on=endpoints("abcd"))
     named = next(each.address for each in picker.news.endpoints() if each.name == "c")
     for n in range(20):
-        pick = picker.pick(msgspec.structs.replace(hurried(n), prescribed=(named,)), now=n / 1000)
+        pick = picker.pick(msgspec.structs.replace(overload(n), prescribed=(named,)), now=n / 1000)
         assert (pick.decision.chosen, pick.decision.reason) == ("c", "prescribed")
         assert len(pick.destinations) == 1
 
@@ -71,12 +71,12 @@ def test_an_unread_request_is_refused_if_there_is_no_endpoint() -> None:
     picker = a_picker()
     picker.news.set_endpoints([], now=0.0)
     with pytest.raises(NoEndpointError):
-        picker.pick(hurried(1), now=0.0)
+        picker.pick(overload(1), now=0.0)
 
 
 def test_prefixes_are_neither_read_nor_recorded() -> None:
     picker = a_picker(on=endpoints("ab"))
     serve(picker, ask(text("long")), now=0.0)
     before = picker.caches.table.entries
-    picker.pick(hurried(1), now=0.1)
+    picker.pick(overload(1), now=0.1)
     assert picker.caches.table.entries == before
