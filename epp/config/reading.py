@@ -230,7 +230,7 @@ def _plain(words: str) -> str:
         kinds = [kind for kind in types[1].split(" | ") if kind != "null"] or ["null"]
         return " or ".join(_WORDS[kind] for kind in kinds) if set(kinds) <= _WORDS.keys() else types[0]
 
-    words = _TYPES.sub(named, _PATTERN.sub("", words))
+    words = _TYPES.sub(named, _PATTERN.sub(" of another form", words))
     words = words.replace("Expected ", "expected ").replace(", got ", ", found ")
     return words.replace("Object missing required field", "there is no").replace(
         "Invalid enum value", "found"

@@ -147,8 +147,8 @@ class PickerStatus:
     """Models for which requests wait until a first server is ready."""
     source_failures: Mapping[str, int] = counter(
         "epp_source_failures_total",
-        "Unexpected failures of the picker's background loops, by source: scrape, file, kubernetes, "
-        "sharing, exact, probes, explain, page, housekeeping, readiness. After each failure the "
+        "Unexpected failures of the picker's background loops, by source: scrape, models, file, "
+        "kubernetes, sharing, exact, probes, explain, page, housekeeping, readiness. After each failure the "
         "loop is started again after a pause. The log says why it failed.",
         "source",
     )

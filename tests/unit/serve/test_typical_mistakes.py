@@ -39,9 +39,12 @@ IN_CONFIG = [
     ("listen: {port: 1}", "line 3: listen: unknown field `port`; fields are address, transport, "),
     (
         "blockedPaths: [a]",
-        "line 3: blockedPaths[0]: expected a text, found a; write a path, such as /metrics",
+        "line 3: blockedPaths[0]: expected a text of another form, found a; write a path, such as /metrics",
     ),
-    ("admin: {hosts: [B]}", "expected a text, found B; write lower-case letters, digits and dashes"),
+    (
+        "admin: {hosts: [B]}",
+        "expected a text of another form, found B; write lower-case letters, digits and dashes",
+    ),
 ]
 MISTAKES = [
     *(("config.yaml", GOOD["config.yaml"] + line, message) for line, message in IN_CONFIG),
