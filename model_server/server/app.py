@@ -26,7 +26,7 @@ from model_server.core.engine import Engine
 from model_server.core.request import Adapter, Constraint, Request, RequestId
 from model_server.server.backends import Backend
 from model_server.server.driver import EngineDriver, Mailbox
-from model_server.server.errors import ApiError, EngineStoppedError, error_body
+from model_server.server.errors import ANTHROPIC_TYPES, ApiError, EngineStoppedError, UnexpectedError
 from model_server.server.front_ends import (
     OWN_FORM_FIELD,
     EmbeddingsBody,
@@ -230,7 +230,7 @@ class Api:
             return response  # the client has gone, so nothing more can be sent
         except Exception:  # noqa: BLE001 - after any fault the client gets an error, and the log the traceback
             _log.exception("a stream failed")
-            await response.write(error_event(_unexpected()))
+            await response.write(error_event(UnexpectedError().body()))
         await response.write_eof()
         return response
 
@@ -375,10 +375,12 @@ async def _errors_in_api_shape(request: web.Request, handler: Handler) -> web.St
         return web.Response(status=_CLIENT_GONE)
     except Exception:  # noqa: BLE001 - after any fault the client gets an error, and the log the traceback
         _log.exception("%s %s failed", request.method, request.path)
-        status, body = 500, _unexpected()
-    # Anthropic's clients look for the type at the top.
-    top = {"type": "error"} if request.path.startswith("/v1/messages") else {}
-    return web.json_response({**top, **body}, status=status, headers=headers)
+        status, body = 500, UnexpectedError().body()
+    shown: dict[str, object] = {**body}
+    if request.path.startswith("/v1/messages"):  # Anthropic's clients go by both types
+        error_type = ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+        shown = {"type": "error", "error": {**body["error"], "type": error_type}}
+    return web.json_response(shown, status=status, headers=headers)
 
 
 def _refuse_compressed(request: web.Request) -> None:
@@ -388,9 +390,3 @@ def _refuse_compressed(request: web.Request) -> None:
         raise ApiError(
             f"This server does not read bodies with content-encoding {coding[:100]}; send the body uncompressed."
         )
-
-
-def _unexpected() -> dict[str, dict[str, str | None]]:
-    return error_body(
-        "The server failed; its log says why.", error_type="internal_server_error", code="internal_error"
-    )

@@ -69,10 +69,6 @@ class _Receiver:
     pieces: list[str] = field(default_factory=list)
 
 
-def _publish_nothing() -> None:
-    """Do nothing. This is used if no KV events are wanted."""
-
-
 class EngineDriver:
     def __init__(
         self,
@@ -105,7 +101,7 @@ class EngineDriver:
         if staging is not None:
             staging.on_ready = self._work.set
         self.draining = False
-        self.publish_events: Callable[[], None] = _publish_nothing
+        self.publish_events: Callable[[], None] = lambda: None
         """Called between steps when the cache may have changed."""
 
     def submit(

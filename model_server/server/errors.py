@@ -6,6 +6,15 @@ _SHOWN_CHARACTERS = 200
 """The most characters of a client's own text in a message to the client."""
 
 
+ANTHROPIC_TYPES = {
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""Anthropic's types of errors, by status. Others are `api_error` from 500 on, and `invalid_request_error`."""
+
+
 class ApiError(Exception):
     """The message is shown to the client."""
 
@@ -19,7 +28,8 @@ class ApiError(Exception):
         self.param = param
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        return error_body(str(self), error_type=self.error_type, param=self.param, code=self.code)
+        shown = {"message": str(self), "type": self.error_type, "param": self.param, "code": self.code}
+        return {"error": shown}
 
 
 class TooLongError(ApiError):
@@ -59,7 +69,10 @@ class EngineStoppedError(ApiError):
         super().__init__("The engine has stopped; the request was not finished.")
 
 
-def error_body(
-    message: str, *, error_type: str, param: str | None = None, code: str | None = None
-) -> dict[str, dict[str, str | None]]:
-    return {"error": {"message": message, "type": error_type, "param": param, "code": code}}
+class UnexpectedError(ApiError):
+    status = 500
+    error_type = "internal_server_error"
+    code = "internal_error"
+
+    def __init__(self) -> None:
+        super().__init__("The server failed; its log says why.")

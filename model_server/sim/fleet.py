@@ -208,7 +208,7 @@ class Fleet:
         if gate.due_s < self._gate_due_s or self._gate_due_s <= now:
             self._gate_due_s = max(gate.due_s, now)
             if self._gate_due_s < float("inf"):
-                self._at(self._gate_due_s, _nothing)  # the gate is asked after each event
+                self._at(self._gate_due_s, lambda _: None)  # the gate is asked after each event
 
     def _begin(self, record: Record, server: str | None, now: float) -> None:
         request = record.request
@@ -342,7 +342,3 @@ class Fleet:
             query_tokens=sum(e.counters.query_tokens for e in engines),
             hit_tokens=sum(e.counters.hit_tokens for e in engines),
         )
-
-
-def _nothing(now: float) -> None:
-    """Do nothing: this event is needed only for the work that follows each event."""

@@ -222,14 +222,14 @@ async def test_a_salt_counts_in_every_api(start: Start, path: str, cached: Any) 
 
 
 @pytest.mark.parametrize(
-    ("path", "top"), [("/v1/messages/batches", True), ("/v1/messages", True), ("/v1/files", False)]
+    ("path", "kind"), [("/v1/messages/batches", "not_found_error"), ("/v1/files", "invalid_request_error")]
 )
-async def test_an_unknown_path_has_the_error_of_its_api(start: Start, path: str, *, top: bool) -> None:
+async def test_an_unknown_path_has_the_error_of_its_api(start: Start, path: str, kind: str) -> None:
     server = await start()
     async with server.http.put(path, data=b"{}") as response:
         error = await response.json()
-    assert response.status in (404, 405)
-    assert (error.get("type") == "error", bool(error["error"]["message"])) == (top, True)
+    assert (response.status, error["error"]["type"], bool(error["error"]["message"])) == (404, kind, True)
+    assert (error.get("type") == "error") == (kind == "not_found_error")
 
 
 async def test_embeddings_are_equal_for_equal_prompts_in_either_encoding(start: Start) -> None:
