@@ -56,11 +56,12 @@ _WRITE: Final = (
 """The advice for a value of another type."""
 _PATTERN: Final = re.compile(r" matching regex '\^\(*(.*)'")
 _FORMS: Final = {
+    "[a-z0-9]": "lower-case letters and digits, with dashes or dots between them",
     "[a-z0-9": "lower-case letters, digits and dashes",
     "[A-Za-z0-9]([-A-Za-z0-9.]": "HOST:PORT",
-    "[A-Za-z0-9": "letters, digits and dashes",
+    "[A-Za-z0-9": "letters and digits, with dashes or dots between them",
     "/": "a path, such as /metrics",
-    "0|": 'a whole number in quotes, such as "-10"',
+    "0|": 'a whole number from -9999 to 9999 in quotes, such as "-10"',
     "tcp|": "tcp://HOST:PORT",
     ":[1-9]": ":PORT, /PATH or both",
 }

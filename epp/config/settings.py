@@ -19,7 +19,6 @@ from epp.config.reading import Strict, decode, in_words, rooted
 from epp.config.sections import Admin, Envoy, ExactMode, Kubernetes, Listen, consecutive
 from epp.config.sharing import Sharing
 
-_ALL: Final = {"0.0.0.0", "::"}
 BLOCKED_PATHS: Final = (
     "/abort_requests",
     "/adapters",
@@ -237,9 +236,11 @@ class Config(Strict, frozen=True):
                 continue
             for address in addresses:
                 for other, by in taken.items():
-                    # Of one port the picker gets all addresses or one. Envoy may be on another machine.
-                    all_or_one = bool(_ALL & {address.host, other.host}) and "envoy." not in f"{field} {by}"
-                    if address.port == other.port and (all_or_one or address.host == other.host):
+                    hosts = {address.host, other.host}
+                    # `::` is every address, and 0.0.0.0 every one of IPv4. Envoy may be on another machine.
+                    every = "::" in hosts or ("0.0.0.0" in hosts and ":" not in "".join(hosts))
+                    meet = len(hosts) == 1 or (every and "envoy." not in f"{field} {by}")
+                    if meet and address.port == other.port:
                         yield f"{field}: {address} is taken by {by}; choose another port"
                 taken[address] = field
 

@@ -33,7 +33,7 @@ policyFile: policy.yaml
 workers: 2
 drainSeconds: 5
 listen: {address: "[::1]:9002", tls: {certFile: c.pem, keyFile: k.pem, clientCaFile: ca.pem}}
-admin: {address: "127.0.0.1:9090"}
+admin: {address: "0.0.0.0:9002"}
 envoy: {listen: "0.0.0.0:8080", edsFile: eds.yaml, failOpen: false, numRetries: 1}
 log: {level: debug, format: text}
 """
@@ -122,7 +122,7 @@ def test_a_cluster_needs_only_a_pool_or_a_selector_with_ports(file: Path) -> Non
         ("kubernetes: {pool: p, rewrites: [gateway.networking.k8s.io]}", "kubernetes.rewrites", "values are"),
         ("workers: 9, admin: {address: '127.0.0.1:65530'}", "admin", "highest port is 65535"),
         (
-            "listen: {address: '127.0.0.1:9090'}, admin: {address: '127.0.0.1:9090'}",
+            "listen: {address: '[::]:9090'}, admin: {address: '127.0.0.1:9090'}",
             "admin.address",
             "127.0.0.1:9090 is taken by listen.address",
         ),
