@@ -63,7 +63,7 @@ def test_a_mistake_in_a_policy_gets_its_message(text: str, message: str) -> None
         ("{sessionHeader: 5}", "put it in quotes"),
         ("{flow: {claims: Tenant}}", "write a list, such as [a, b]"),
         ("{flow: {claims: [Tenant, Who]}}", "values are Deadline, Objective, Tenant"),
-        ("{rule: off}", "values are affinity, least-cost,"),
+        ("{rule: off}", "values are affinity, "),
     ],
 )
 def test_the_error_for_a_value_of_the_wrong_type_says_what_the_field_takes(text: str, message: str) -> None:
