@@ -67,12 +67,14 @@ class Collection(Generic[T, V]):
     """Which of the objects to follow."""
     most: int = sys.maxsize
     """Most objects that count. The newest are left out."""
+    left_out: bool = False
+    """Whether some were left out since the last list."""
     found: dict[str, V] = field(default_factory=dict)
     listed: bool = False
     """Whether the objects have been listed, so that those which are not here do not exist."""
 
     def replace(self, objects: Sequence[T]) -> bool:
-        self.listed = True
+        self.listed, self.left_out = True, False
         gone = self.found.keys() - {each.metadata.name for each in objects}
         by_age = sorted(objects, key=lambda each: each.metadata.creation_timestamp)
         return any([*map(self._drop, gone), *map(self.put, by_age)])
@@ -81,7 +83,9 @@ class Collection(Generic[T, V]):
         name = found.metadata.name
         before = self.found.get(name)
         after = self.read(found, before)
-        if after is None or (before is None and len(self.found) >= self.most):
+        if after is not None and before is None and len(self.found) >= self.most:
+            self.left_out, after = True, None
+        if after is None:
             return self._drop(name)
         self.found[name] = after
         return after != before
@@ -226,6 +230,8 @@ class Reflector(Generic[T]):
         self._version = found.metadata.resource_version
         if changed:
             self.on_change()
+        if self.collection.left_out and len(self.collection.found) < self.collection.most:
+            raise ApiError("an object that was left out counts", status=_GONE)  # a list says which one
 
     def read(self, text: msgspec.Raw) -> T | None:
         """Decode one object. None: it cannot be read. An unreadable object must not keep out the others. A

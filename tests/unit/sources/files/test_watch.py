@@ -21,11 +21,7 @@ class PickyFollower:
         self.took = asyncio.Event()
         self.trouble: OSError | None = None
         self.watcher = FileWatcher(
-            path,
-            parse=bytes,
-            on_change=self._take,
-            on_result=self.results.append,
-            applied=applied,
+            path, parse=bytes, on_change=self._take, on_result=self.results.append, applied=applied
         )
 
     def _take(self, content: bytes) -> None:

@@ -49,10 +49,6 @@ class JudgedPolicies:
         return accepted.message, programmed.message
 
 
-def test_without_a_policy_the_default_routes() -> None:
-    assert JudgedPolicies().outcome.acting == DEFAULT_POLICY
-
-
 def test_a_sound_policy_routes() -> None:
     policies = JudgedPolicies(policy("p", rule="affinity", generation=3))
     assert policies.acting == ("p", 3, "affinity")

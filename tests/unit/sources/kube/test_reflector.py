@@ -85,9 +85,10 @@ class Names:
         self.states.append(answers)
 
 
-async def play(*script: object, kind: type[KubeObject] = Pod) -> tuple[ScriptedServer, Names]:
+async def play(*script: object, kind: type[KubeObject] = Pod, most: int = 9) -> tuple[ScriptedServer, Names]:
     """Follow until the script ends."""
     server, names = ScriptedServer(*script), Names(kind)
+    names.collection.most = most
     rng = random.Random(1)
     access = Access(server, "n", names.state, Sources(rng=rng).keep, rng, asyncio.TaskGroup())
     reflector = Reflector(access, names.collection, on_change=names.changed)
@@ -200,6 +201,17 @@ async def test_watch_left_early_is_closed_and_not_left_to_the_garbage_collector(
         sys.set_asyncgen_hooks(*usual)
     assert server.asked[-1] == "watch 9"
     assert left == []
+
+
+async def test_an_object_that_had_no_room_counts_when_there_is_room() -> None:
+    server, names = await play(
+        page_of_objects(5, raw("a", 1), raw("b", 2)),
+        [event("ADDED", raw("c", 6)), event("DELETED", raw("a", 7))],
+        page_of_objects(7, raw("b", 2), raw("c", 6)),
+        most=2,
+    )
+    assert server.asked == ["list", "watch 5", "list", "watch 7"]
+    assert names.names == {"b", "c"}
 
 
 async def test_an_unreachable_api_server_is_asked_again_and_known_objects_stay() -> None:

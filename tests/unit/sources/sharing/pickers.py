@@ -37,11 +37,7 @@ class Replica:
     ) -> None:
         self.picker = Picker(policy, rng=random.Random(number), secret=secret)
         self.picker.news.set_endpoints(on or endpoints(), now=0.0)
-        self.exchange = Exchange(
-            self.picker,
-            me=number.to_bytes(8, "little"),
-            outbox_bytes=outbox_bytes,
-        )
+        self.exchange = Exchange(self.picker, me=number.to_bytes(8, "little"), outbox_bytes=outbox_bytes)
 
     def pick(self, prompt: bytes, *, now: float, model: str = "m", only: Address | None = None) -> Pick:
         inference = InferenceRequest(kind=ApiKind.CHAT, model=model, prompt=prompt, stream=True)

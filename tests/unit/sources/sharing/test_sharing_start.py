@@ -30,10 +30,6 @@ def test_a_picker_shares_over_redis_or_the_hub_or_not_at_all() -> None:
     assert made(Sharing(redis=Redis(url="redis://h"))) is not None
 
 
-def test_a_configuration_without_redis_needs_nothing() -> None:
-    require(Sharing())
-
-
 @pytest.mark.parametrize(
     ("field", "settings"),
     [
