@@ -1,7 +1,8 @@
 """Runs the exchange of one picker over a link: sends and reads batches. No pick waits for this.
 
-There are two loops, one that sends and one that reads. `keep` starts each again if it fails. Both wait for
-the link, for some seconds at most. After an error they try again, with growing pauses of up to a second.
+There are three loops. `keep` starts each again if it fails. One forgets silent peers, whatever the link does.
+The two that send and read wait for the link. After an error they try again, with growing pauses of up to a
+second.
 
 `make` says over which link a picker shares. `serve` calls this module.
 """
@@ -80,7 +81,7 @@ class SharingService:
 
     async def run(self) -> None:
         self._started = self.clock()
-        loops = {"saying": self._send, "reading": self._read}
+        loops = {"saying": self._send, "reading": self._read, "forgetting": self._forget}
         tasks: set[asyncio.Task[None]] = {
             asyncio.create_task(self.keep("sharing", loop), name=f"sharing: {name}")
             for name, loop in loops.items()
@@ -151,9 +152,13 @@ class SharingService:
             await self.link.send(self._unsent)
             self._unsent = None
 
-    async def _read(self) -> None:
+    async def _forget(self) -> None:
         while True:
             self.exchange.listener.expire(now=self.clock())
+            await asyncio.sleep(self.settings.flush_interval_seconds)
+
+    async def _read(self) -> None:
+        while True:
             # A picker without endpoints could use no batch.
             readable = self._joined and (self.warm or len(self.exchange.picker.fleet))
             works = not readable or await self._works(_HEAR, self._read_once)

@@ -11,6 +11,7 @@ import pytest
 from epp.config.sharing import Sharing
 from epp.picker.prefix_index.secret import derived
 from epp.sources.sharing.batches import Batch, LinkError, Received, SharedBegan, encode, identity_of
+from tests.harness.clock import Clock
 from tests.harness.processes import wait_until
 from tests.harness.sharing import met, sharing
 from tests.unit.picker.picker_questions import text
@@ -35,6 +36,8 @@ class MemoryLink:
         self.calls: Counter[str] = Counter()
         self.closed = False
         self.age_s = 0.0
+        self.hangs_at = 0
+        """The number of the read that does not end."""
         channel.links.append(self)
 
     def _called(self, name: str) -> None:
@@ -57,6 +60,8 @@ class MemoryLink:
 
     async def read(self) -> list[Received]:
         self._called("read")
+        if self.calls["read"] == self.hangs_at:
+            await asyncio.get_running_loop().create_future()
         for _ in range(1_000):
             await asyncio.sleep(0.001)
             if self.received:
@@ -105,6 +110,16 @@ async def test_a_picker_is_warm_once_it_has_read_the_current_batches() -> None:
         assert not one.service.warm
         link.age_s = 0.0
         await wait_until(lambda: one.service.warm, what="it is warm")
+
+
+async def test_a_silent_picker_is_forgotten_while_the_link_hangs() -> None:
+    link, clock = MemoryLink(Channel()), Clock()
+    link.hangs_at = 2
+    link.received.append(encode(Batch(b"other", 1, 0, [])))
+    async with sharing(link, settings=SETTINGS, clock=clock) as one:
+        await wait_until(lambda: link.calls["read"] == 2 and one.peers == 1, what="the link hangs")
+        clock.now = 5.1
+        await wait_until(lambda: one.peers == 0, what="the other is forgotten", timeout_s=20)
 
 
 async def test_a_picker_without_a_link_is_warm_at_once() -> None:
