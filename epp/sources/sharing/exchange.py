@@ -56,7 +56,8 @@ OUTBOX_BYTES: Final = 16 * 2**20
 PEER_TIMEOUT_S: Final = 5.0
 """A picker that has sent nothing for this long is considered dead. Its requests in flight no longer count."""
 _EVENT_BYTES: Final = 100
-"""Assumed memory of an event besides its chain."""
+"""Assumed memory of an event besides its chain and the name of its adapter."""
+_MOST_CHAR_BYTES: Final = 4
 _BATCH_BYTES: Final = 256 * 1024
 _PREFILL_KEPT: Final = {"computed": Kept.COMPUTED, "lost": Kept.LOST, "detached": Kept.DETACHED}
 _TROUBLE: Final[dict[type, batches.Trouble]] = {Restarted: "restarted", Hangs: "hangs", Cut: "cut"}
@@ -140,7 +141,8 @@ class Exchange:
         number, guess, packed = self._numbers.get(work, 0), work.guess, _packed(work)
         tokens = min(work.guess.booking.tokens, MOST_TOKENS)
         server = _server(work.state, at=at)
-        self._add(batches.SharedBegan(*server, number, tokens, guess.adapter, packed), len(packed))
+        more_bytes = len(packed) + _MOST_CHAR_BYTES * len(guess.adapter)
+        self._add(batches.SharedBegan(*server, number, tokens, guess.adapter, packed), more_bytes)
 
     def _add_proof(self, work: Pick | PrefillJob, *, at: float) -> None:
         number = self._numbers.get(work)
@@ -155,8 +157,8 @@ class Exchange:
         number = self._numbers.pop(work, 0)
         self._add(batches.SharedOver(milliseconds(at), number, int(kept), failed, said_no))
 
-    def _add(self, event: Event, chain_bytes: int = 0) -> None:
-        size_bytes = _EVENT_BYTES + chain_bytes
+    def _add(self, event: Event, more_bytes: int = 0) -> None:
+        size_bytes = _EVENT_BYTES + more_bytes
         self._events.append((event, size_bytes))
         self.waiting_bytes += size_bytes
         if self.waiting_bytes > self._limit_bytes:

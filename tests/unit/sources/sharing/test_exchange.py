@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from epp.base.errors import FatalRequestError
-from epp.base.types import Address, EndpointMetrics, EndpointName
+from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec
 from epp.picker.endpoints.marks import Form
 from epp.sources.sharing.batches import decode_batch
@@ -197,6 +197,15 @@ def test_the_other_pickers_know_which_server_keeps_a_response(*, restarted: bool
     there = other.picker.pick(named, now=12.0).decision
     assert there.reason == reason
     assert restarted or there.chosen == pick.decision.chosen
+
+
+def test_a_batch_can_be_read_however_long_the_names_of_adapters_are() -> None:
+    adapter = "\N{SNOWMAN}" * 1024
+    server = Endpoint(EndpointName("a"), Address("10.0.0.1", 8000), model="m", adapters=frozenset({adapter}))
+    one = Replica(1, on=[server])
+    for _ in range(1000):
+        one.pick(b"p", now=1.0, model=adapter)
+    assert sum(len(decode_batch(batch).events) for batch in one.send(now=1.0)) == 1000
 
 
 def test_an_idle_picker_sends_a_batch_once_a_second() -> None:
