@@ -127,8 +127,8 @@ class Commits:
 
     def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
         decision = pick.decision
-        if feedback.told is not None:
-            self._told(pick, feedback.told, now=now)
+        if feedback.status is not None:
+            self._on_body_status(pick, feedback.status, now=now)
         decision.cached_tokens = feedback.cached_tokens
         decision.output_tokens = feedback.completion_tokens
         if feedback.first_token_at is not None:
@@ -255,8 +255,8 @@ class Commits:
             return  # another process serves under this name now
         self._fleet.failures.failed(pick.state, Form.FAILS, pick.decision.model, now=now)
 
-    def _told(self, pick: Pick, status: int, *, now: float) -> None:
-        """Take in what the body of an answer tells: it has a token (200), or the code of an error."""
+    def _on_body_status(self, pick: Pick, status: int, *, now: float) -> None:
+        """Take in what the body of an answer shows: it has a token (200), or the code of an error."""
         if status < 400:
             pick.state.account.read_at = now
         else:

@@ -1,9 +1,9 @@
 """The events that the data plane sends about one HTTP request, the actions that answer them, and the body
 that comes in pieces. These are plain values without gRPC and protobuf.
 
-They separate the transport (`conversation`, `server`) from the state machine (`stream`): another transport
-only has to make these events and carry out these actions. Header names may come in any case and more than
-once. Values are text with one character for each byte (latin-1), so every header can be decoded.
+They separate the messages of ext_proc (`codec`, `conversation`) from the state machine (`stream`): another
+protocol only has to make these events and carry out these actions. Header names may come in any case and more
+than once. Values are text with one character for each byte (latin-1), so every header can be decoded.
 
 A `Body` belongs to one stream. The `BodyRoom` belongs to all streams of a process. Invariant: the size in the
 room is the sum of the sizes of its bodies. A body that was taken or dropped has size 0.

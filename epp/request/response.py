@@ -106,8 +106,8 @@ class ResponseFeedback:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
-    told: int | None = None
-    """The status that the body tells: 200 if something was generated, the code of an error, or 500 if the
+    status: int | None = None
+    """The status that the body shows: 200 if something was generated, the code of an error, or 500 if the
     answer's own end came first."""
     made: str = ""
     """The id of what the server made, if only the end showed it. See `ResponseReader.feed`."""
@@ -190,11 +190,11 @@ class ResponseReader:
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
             completion_tokens=counts("completion_tokens", counts("output_tokens")),
-            told=self._told(),
+            status=self._status(),
             made=self._made,
         )
 
-    def _told(self) -> int | None:
+    def _status(self) -> int | None:
         if self._error is not None:
             return self._error
         if self._generated or self._finished:

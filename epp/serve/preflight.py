@@ -63,23 +63,23 @@ def contradictions(config: Config, policy: Policy) -> Iterator[str]:
     longest_s = max(ttl_s, flow.wait_for_server_seconds)
     if not longest_s or caller.timeouts == "none":
         return
-    said = "flow.ttlSeconds" if longest_s == ttl_s else "flow.waitForServerSeconds"
+    wait = "flow.ttlSeconds" if longest_s == ttl_s else "flow.waitForServerSeconds"
     if caller.body_only:
-        yield f"{said}: {name} does not wait for the body of a request, so no request waits"
+        yield f"{wait}: {name} does not wait for the body of a request, so no request waits"
         return
     bound_s = WAIT_SHARE * (config.asks_for_s or config.gives_s)
     fixed = caller.timeouts == "fixed" and not config.asks_for_s
     field = "messageTimeoutSeconds" if fixed else "maxMessageTimeoutSeconds"
     if not bound_s:
         yield (
-            f"{said}: {name} is not known to wait, so no request with a buffered body waits; set "
+            f"{wait}: {name} is not known to wait, so no request with a buffered body waits; set "
             f"envoy.{field} to the max_message_timeout of its ext_proc filter"
         )
     elif longest_s > bound_s:
         yield (
-            f"{said}: requests may wait for {longest_s:g} s, but with {name} a request with a buffered "
+            f"{wait}: requests may wait for {longest_s:g} s, but with {name} a request with a buffered "
             f"body is refused after {bound_s:g} s, nine tenths of envoy.{field}; raise this, or lower "
-            f"{said}{' and flow.ttlByPriority' if flow.ttl_by_priority else ''}"
+            f"{wait}{' and flow.ttlByPriority' if flow.ttl_by_priority else ''}"
         )
 
 

@@ -201,8 +201,8 @@ async def _announce(config: Config, *, page: Address, write: Path | None) -> Non
             f"files      {write.resolve()}: for epp serve --config config.yaml and envoy -c envoy.yaml --disable-hot-restart"
         )
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
-    told = f"curl {insecure}{url}/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
-    print(f"\n{told}\n", flush=True)
+    curl = f"curl {insecure}{url}/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
+    print(f"\n{curl}\n", flush=True)
 
 
 def _reached(address: Address) -> Address:

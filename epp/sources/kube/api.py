@@ -208,5 +208,5 @@ def _refusal(response: aiohttp.ClientResponse, answer: bytes) -> ApiError:
         message = msgspec.json.decode(answer, type=Failure).message
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         message = ""  # This happens for the page of a proxy.
-    said = f"HTTP {response.status} {response.reason}: {message or 'no reason given'}"
-    return ApiError(said[:1000], status=response.status)
+    text = f"HTTP {response.status} {response.reason}: {message or 'no reason given'}"
+    return ApiError(text[:1000], status=response.status)

@@ -195,5 +195,5 @@ def _in_pool(claim: Claim[Usable[Any]], existing: Collection[str], good: str) ->
 
 
 def _wanted(claim: Claim[Any], reason: str, message: str) -> Wanted:
-    said = condition(ACCEPTED, reason, message, generation=claim.metadata.generation)
-    return Wanted(claim, ClaimStatus((said,)))
+    accepted = condition(ACCEPTED, reason, message, generation=claim.metadata.generation)
+    return Wanted(claim, ClaimStatus((accepted,)))

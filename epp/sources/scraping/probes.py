@@ -74,7 +74,7 @@ async def _ask(client: PageClient, probe: Probe, key: dict[str, str]) -> Verdict
             answer = await client.ask(
                 "/v1/completions", most_bytes=_MOST_ANSWER_BYTES, headers=_HEADERS | key, body=body
             )
-        if (status := _told(answer)) is None:
+        if (status := _status_of(answer)) is None:
             return "unclear"
     except TimeoutError:
         return "unclear" if probe.queued else "ill"
@@ -87,8 +87,8 @@ async def _ask(client: PageClient, probe: Probe, key: dict[str, str]) -> Verdict
     return verdict_of(status, about_model=bool(probe.mark.about))
 
 
-def _told(answer: Page) -> int | None:
-    """Return the status that the body tells. A compressed body is good. None: only clients can read it."""
+def _status_of(answer: Page) -> int | None:
+    """Return the status that the body shows. A compressed body is good. None: only clients can read it."""
     if answer.fields.get(b"content-encoding", b"") not in (b"", b"identity"):
         return 200
     media_type = answer.fields.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip()
@@ -97,7 +97,7 @@ def _told(answer: Page) -> int | None:
     reader = ResponseReader(kind=ApiKind.COMPLETIONS, content_type=read_as, content_encoding="")
     reader.feed(bytes(answer.body), now=0.0)
     known = not answer.body or media_type in _READ_TYPES
-    return reader.finish().told or (_NO_ANSWER if known else None)
+    return reader.finish().status or (_NO_ANSWER if known else None)
 
 
 def verdict_of(status: int, *, about_model: bool) -> Verdict:

@@ -314,7 +314,7 @@ class _Request:
 
         def ended(now: float) -> None:
             if told is not None and self.run.traffic.readable and self.pick.sampled:
-                self.picker.on_feedback(self.pick, ResponseFeedback(told=told), now=now)
+                self.picker.on_feedback(self.pick, ResponseFeedback(status=told), now=now)
             self.picker.end(self.pick, outcome=outcome, now=now)
             self.run.over(self, now)
 

@@ -54,7 +54,7 @@ def test_an_answer_that_tells_of_an_error_leaves_no_prefix_behind(told: int) -> 
         picker.news.observe(EndpointName(name), EndpointMetrics(scraped_at=0.5, ttft_count=0.0), now=0.5)
     pick = picker.pick(ask(text("p"), stream=True), now=1.0)
     picker.on_response_headers(pick, status=200, served=None, now=1.1)
-    picker.on_feedback(pick, ResponseFeedback(told=told), now=1.2)
+    picker.on_feedback(pick, ResponseFeedback(status=told), now=1.2)
     picker.end(pick, outcome="ended", now=1.3)
     assert picker.caches.table.entries == 0
     assert (pick.computed, pick.failed, pick.decision.status) == (False, told == 500, told)

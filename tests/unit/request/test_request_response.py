@@ -58,7 +58,7 @@ def test_first_token_and_usage_of_a_chat_stream_are_read() -> None:
         prompt_tokens=90,
         cached_tokens=64,
         completion_tokens=3,
-        told=200,
+        status=200,
     )
 
 
@@ -78,7 +78,7 @@ def test_a_completion_stream_is_read() -> None:
         DONE,
     ]
     assert read(pieces, reader(ApiKind.COMPLETIONS)) == ResponseFeedback(
-        first_token_at=2.0, prompt_tokens=5, completion_tokens=1, told=200
+        first_token_at=2.0, prompt_tokens=5, completion_tokens=1, status=200
     )
 
 
@@ -102,7 +102,7 @@ def test_a_responses_stream_is_read() -> None:
         prompt_tokens=9,
         cached_tokens=4,
         completion_tokens=2,
-        told=200,
+        status=200,
     )
 
 
@@ -126,7 +126,7 @@ def test_an_anthropic_stream_is_read_and_its_prompt_counted_in_three_parts() -> 
         prompt_tokens=80,
         cached_tokens=64,
         completion_tokens=7,
-        told=200,
+        status=200,
     )
 
 
@@ -143,11 +143,11 @@ def test_both_line_endings_comments_and_split_data_are_understood(newline: bytes
         b"",
     ]
     feedback = read([newline.join(lines) + newline], reader())
-    assert (feedback.first_token_at, feedback.told) == (1.0, 200)
+    assert (feedback.first_token_at, feedback.status) == (1.0, 200)
 
 
 def test_an_end_without_its_blank_line_is_accepted() -> None:
-    assert read([delta(role="assistant"), b"data: [DONE]"], reader()).told == 500
+    assert read([delta(role="assistant"), b"data: [DONE]"], reader()).status == 500
 
 
 def test_an_event_that_was_cut_is_no_first_token() -> None:
@@ -195,7 +195,7 @@ def test_a_stream_without_any_line_end_stays_small() -> None:
 def test_a_body_tells_of_an_error_or_that_it_ends_without_a_token(
     kind: ApiKind, pieces: list[bytes], told: int | None
 ) -> None:
-    assert read(pieces, reader(kind)).told == told
+    assert read(pieces, reader(kind)).status == told
 
 
 # Plain JSON
@@ -207,12 +207,12 @@ def test_a_body_tells_of_an_error_or_that_it_ends_without_a_token(
         (
             ApiKind.CHAT,
             {"choices": [{"message": {"content": "hi"}}], "usage": USAGE},
-            ResponseFeedback(prompt_tokens=90, cached_tokens=64, completion_tokens=3, told=200),
+            ResponseFeedback(prompt_tokens=90, cached_tokens=64, completion_tokens=3, status=200),
         ),
         (
             ApiKind.EMBEDDINGS,
             {"data": [], "usage": {"prompt_tokens": 4}},
-            ResponseFeedback(prompt_tokens=4, told=200),
+            ResponseFeedback(prompt_tokens=4, status=200),
         ),
         (
             ApiKind.RESPONSES,
@@ -224,7 +224,7 @@ def test_a_body_tells_of_an_error_or_that_it_ends_without_a_token(
                 ],
                 "usage": {"input_tokens": 4, "output_tokens": 1},
             },
-            ResponseFeedback(prompt_tokens=4, completion_tokens=1, told=200),
+            ResponseFeedback(prompt_tokens=4, completion_tokens=1, status=200),
         ),
         (
             ApiKind.MESSAGES,
@@ -236,9 +236,9 @@ def test_a_body_tells_of_an_error_or_that_it_ends_without_a_token(
                 ],
                 "usage": {"input_tokens": 4, "cache_read_input_tokens": None},
             },
-            ResponseFeedback(prompt_tokens=4, told=200),
+            ResponseFeedback(prompt_tokens=4, status=200),
         ),
-        (ApiKind.CHAT, {"error": {"message": "no"}}, ResponseFeedback(told=500)),
+        (ApiKind.CHAT, {"error": {"message": "no"}}, ResponseFeedback(status=500)),
     ],
 )
 def test_plain_json_gives_usage_but_no_time(
@@ -279,7 +279,7 @@ def test_compressed_and_unknown_answers_teach_nothing(
 
 def test_an_identity_encoding_counts_as_no_encoding() -> None:
     reading = reader(content_type="TEXT/Event-Stream", encoding=" Identity")
-    assert read([delta(content="a")], reading).told == 200
+    assert read([delta(content="a")], reading).status == 200
 
 
 @pytest.mark.parametrize("kind", list(ApiKind))
@@ -315,7 +315,7 @@ def test_impossible_counts_are_ignored(number: str) -> None:
         [f'{{"choices":[],"usage":{usage}}}'.encode()],
         reader(ApiKind.CHAT, content_type="application/json"),
     )
-    assert told == ResponseFeedback(told=200)
+    assert told == ResponseFeedback(status=200)
 
 
 def test_an_event_with_too_many_empty_lines_is_skipped() -> None:
@@ -329,7 +329,7 @@ def test_an_event_with_too_many_empty_lines_is_skipped() -> None:
 def test_an_answer_is_read_up_to_a_number_of_lines_in_any_pieces(size: int) -> None:
     said = b"x\n" * (MOST_LINES - 2) + delta(content="b") + event({"error": "unread"}) + DONE
     pieces = [said[at : at + size] for at in range(0, len(said), size)]
-    assert read(pieces, reader()).told == 200
+    assert read(pieces, reader()).status == 200
 
 
 @pytest.mark.parametrize("kind", [ApiKind.RESPONSES, ApiKind.QUERY, ApiKind.CHAT])
