@@ -253,7 +253,7 @@ class PromptSize(Struct, frozen=True, gc=False):
         return PromptSize(
             self.text_bytes + other.text_bytes,
             self.continuation_bytes + other.continuation_bytes,
-            Media(*map(add, self.media, other.media)),
+            Media(*map(add, self.media, other.media)) if any(other.media) else self.media,
         )
 
 

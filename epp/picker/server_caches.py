@@ -16,6 +16,7 @@ from collections.abc import Set as AbstractSet
 from functools import lru_cache, partial
 from hashlib import blake2b
 from itertools import pairwise
+from operator import mul
 from typing import cast
 
 import numpy as np
@@ -264,10 +265,10 @@ def estimated_tokens(size: PromptSize, terms: Terms) -> int:
     """Return the estimated tokens of one prompt, at least one for each 64 bytes.
     terms: see `TokenEstimate`.
     """
-    a, b, c, d, e, f, g = terms
-    pictures, sound, films, texts, others = size.media
-    of_text = a * size.text_bytes + b * size.continuation_bytes
-    estimate = of_text + c * pictures + d * sound + e * films + f * texts + g * others
+    a, b, *of_media = terms
+    estimate = a * size.text_bytes + b * size.continuation_bytes
+    if any(size.media):
+        estimate += sum(map(mul, of_media, size.media))
     return int(max(estimate, size.text_bytes / MOST_BYTES_PER_TOKEN))
 
 
