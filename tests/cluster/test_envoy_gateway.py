@@ -215,10 +215,10 @@ async def hits_are_as_predicted(site: Installed, node: RunningNode, url: str) ->
             assert not outcome.fault, outcome.fault
             cached, tokens = cached + outcome.cached_tokens, tokens + outcome.prompt_tokens
     after = await predicted(site, node)
-    foretold = (after[0] - before[0]) / (after[1] - before[1])
-    said = f"{8 * TENANTS} requests of {tokens} tokens: {cached / tokens:.1%} were cached, {foretold:.1%} predicted"
+    expected = (after[0] - before[0]) / (after[1] - before[1])
+    said = f"{8 * TENANTS} requests of {tokens} tokens: {cached / tokens:.1%} were cached, {expected:.1%} predicted"
     assert cached > 0.7 * tokens, said
-    assert abs(foretold - cached / tokens) < 0.1, said
+    assert abs(expected - cached / tokens) < 0.1, said
     sampled = [d for d in await decisions(site, node) if d["cached_tokens"] is not None]
     assert len(sampled) >= 8 * TENANTS, "the picker asked for the bodies of answers and did not get them"
     return said
