@@ -102,6 +102,17 @@ async def test_every_server_is_asked_and_bad_ones_delay_no_other() -> None:
     assert {name: listed.base for name, listed in heard.lists.items()} == {"a": "m", "e": "n"}
 
 
+async def test_new_servers_are_asked_in_turns_of_their_own() -> None:
+    left = {f"models of s{n}" for n in range(40)}
+    servers = {f"s{n}": Address("127.0.0.1", 1) for n in range(40)}
+    async with asking(ReportedLists(), key_file="", **servers):
+        while left:
+            await asyncio.sleep(0)
+            begun = left & {task.get_name() for task in asyncio.all_tasks()}
+            assert len(begun) <= 1
+            left -= begun
+
+
 async def test_a_start_waits_until_every_server_was_asked_once() -> None:
     heard = ReportedLists()
     async with (

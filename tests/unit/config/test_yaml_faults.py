@@ -59,6 +59,7 @@ def test_a_mistake_in_a_policy_gets_its_message(text: str, message: str) -> None
     ("text", "message"),
     [
         ("{flow: {ttlSeconds: 30s}}", "write a number, without quotes and without a unit"),
+        ("{load: {maxWaiting: '64'}}", "write a number, without quotes and without a unit"),
         ("{failures: {probe: 'no'}}", "write true or false, without quotes"),
         ("{sessionHeader: 5}", "put it in quotes"),
         ("{flow: {claims: Tenant}}", "write a list, such as [a, b]"),
