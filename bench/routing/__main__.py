@@ -139,7 +139,7 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
     add(
         "--scrape-interval",
         type=float,
-        default=1.0,
+        default=Setting().scrape_interval_s,
         metavar="S",
         help="seconds between two scrapes (default %(default)s)",
     )

@@ -15,6 +15,7 @@ from bench.routing.peer import HoldingRouter
 from bench.routing.rows import Row, row_of
 from bench.routing.traces import trace_spec
 from bench.routing.workloads import SPECS, ClosedLoop, OpenLoop, Saturating, Spec, Timed
+from epp.config.policy import Scrape
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
 from model_server.sim.engine import EngineShape
@@ -47,7 +48,7 @@ class Setting:
     """The time until the other replicas of our picker know the picks of one replica. None means that replicas
     share nothing. Other rules never share.
     """
-    scrape_interval_s: float = 1.0
+    scrape_interval_s: float = Scrape().interval_seconds
     unlike: int = 0
     """The number of servers, from the first on, that have half the speed and half the cache."""
     costs: str = ""
