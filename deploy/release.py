@@ -145,19 +145,10 @@ def build(
     (folder / f"prefix-gateway-crds-{version()}.yaml").write_text("---\n".join(cluster_wide))
     for image, requirements in IMAGES.items():
         _say(f"bill of materials of {image}")
-        tool = (
-            "env",
-            "PYTHONWARNINGS=ignore",
-            uv,
-            "tool",
-            "run",
-            "--quiet",
-            "--from",
-            _SBOM_TOOL,
-            "cyclonedx-py",
-        )
+        quiet = ("env", "PYTHONWARNINGS=ignore")  # the tool warns of what its reader cannot change
+        tool = (uv, "tool", "run", "--quiet", "--from", _SBOM_TOOL, "cyclonedx-py")
         _run(
-            *(*tool, "requirements", ROOT / "requirements" / requirements, "--output-reproducible"),
+            *(*quiet, *tool, "requirements", ROOT / "requirements" / requirements, "--output-reproducible"),
             *("--pyproject", ROOT / "pyproject.toml", "--output-file", folder / f"{image}.cdx.json"),
         )
         if engine:
