@@ -73,7 +73,9 @@ class ModelQueue:
         """Since when no server is ready for the requests that wait."""
 
     def least_wait_s(self, *, now: float) -> float:
-        return self._picker.least_wait_s(self.model, now=now)
+        if (least_s := self._picker.least_wait_s(self.model, now=now)) > 0.0:
+            self._lost_at = inf  # some server is ready, though busy
+        return least_s
 
     def forecast(self, payload: HeldRequest, *, now: float) -> Forecast:
         try:
@@ -197,8 +199,9 @@ class Gate:
         """Return some models for which requests wait, and for which no server may be starting yet."""
         if not self._picker.policy.spec.flow.wait_for_server_seconds:
             return []
-        lost = self._queues.keys() - self._picker.fleet.models - {""}
-        return [*self._unserved.models(), *(model for model in lost if len(self._queues[model].control))]
+        new = self._unserved.models()
+        lost = self._queues.keys() - self._picker.fleet.models - {"", *new}
+        return [*new, *(model for model in lost if len(self._queues[model].control))]
 
     def status(self, *, now: float) -> list[FlowStatus]:
         return [

@@ -16,13 +16,7 @@ from epp.base.types import Address
 from epp.config.flow import Flow
 from epp.config.policy import Policy, PolicySpec
 from epp.picker.commit import Commits, Considered
-from epp.picker.decision import (
-    SHOWN_CHARS,
-    Candidate,
-    Decision,
-    Question,
-    WouldPick,
-)
+from epp.picker.decision import SHOWN_CHARS, Candidate, Decision, Question, WouldPick
 from epp.picker.dry_run import DryRun
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.events import Fatal, MadeState, Pick

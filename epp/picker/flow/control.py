@@ -229,8 +229,7 @@ class FlowControl(Generic[T]):
         bounds are removed. A drain is over.
         """
         self._draining = False
-        victims = self._queues.apply(settings)
-        self._push_out(victims)
+        self._push_out(self._queues.apply(settings))
         self._search_at = now
 
     def drain(self) -> None:

@@ -78,12 +78,6 @@ def test_a_request_gets_its_error_when_it_has_waited_long_enough() -> None:
     assert [fate.status for fate in pool.fates.values() if isinstance(fate, PickError)] == [503, 503]
 
 
-def test_without_the_setting_a_request_gets_its_error_at_once() -> None:
-    pool = Empty(Flow(mode="Hold"))
-    with pytest.raises(NoEndpointError):
-        pool.offer("r")
-
-
 def test_by_default_a_request_waits_while_a_server_starts() -> None:
     pool = Empty(Flow(ttl_seconds=20))
     pool.picker.starting = {"pool"}

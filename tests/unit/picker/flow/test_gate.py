@@ -47,7 +47,7 @@ class WaitingRequests:
             assert isinstance(held, QueueItem)
             self.waiting[f"r{n}"] = held
 
-    def offer(self, name: str) -> Pick | WaitingRequest | UnservedRequest:
+    def offer(self, name: str, *, now: float = 1.0) -> Pick | WaitingRequest | UnservedRequest:
         def decided(pick: Pick | PickError, _: float) -> None:
             if isinstance(pick, Pick):
                 self.went.append(name)
@@ -56,7 +56,7 @@ class WaitingRequests:
 
         inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=name.encode() * 200)
         request = Question(request_id=name, inference=inference)
-        return self.gate.offer(request, FlowClaim(), decided, size_bytes=10, longest_s=3600.0, now=1.0)
+        return self.gate.offer(request, FlowClaim(), decided, size_bytes=10, longest_s=3600.0, now=now)
 
     def pump(self) -> None:
         """Call flow control as often as it asks for."""
@@ -137,6 +137,23 @@ def test_held_requests_wait_for_the_next_server_if_the_policy_says_so(server_s: 
     assert queue.went == ["r0"][refused:]
 
 
+def test_the_wait_for_a_server_begins_anew_when_another_server_has_left() -> None:
+    queue = WaitingRequests(1, server_s=60.0)
+    queue.picker.news.set_endpoints([], now=1.0)
+    queue.pump()
+    new = queue.offer("new")
+    assert isinstance(new, UnservedRequest)
+    assert queue.gate.unserved() == ["m"], "once, whoever waits for it"
+    for waiting in (new, queue.waiting["r0"]):
+        queue.gate.leave(waiting)
+    queue.picker.news.set_endpoints(endpoints("a", model="m"), now=20.0)
+    assert [type(queue.offer(name, now=100.0)) for name in ("goes", "waits")] == [Pick, QueueItem]
+    queue.gate.pump(now=100.0)
+    queue.picker.news.set_endpoints([], now=101.0)
+    queue.gate.pump(now=102.0)
+    assert (queue.refused, queue.gate.waiting) == (0, 1)
+
+
 def test_figures_show_the_requests_that_have_not_gone_yet() -> None:
     queue = WaitingRequests(MANY)
     turn_off(queue)
@@ -157,11 +174,6 @@ def busy_picker(spec: PolicySpec | None = None, *, busy: int) -> Picker:
     for n in range(busy):
         picker.pick(ask(text(f"busy {n}")), now=0.0)
     return picker
-
-
-def held_at(queue: ModelQueue, picker: Picker) -> HeldRequest:
-    request = ask(text("waits"))
-    return HeldRequest(request, picker.consider(request, now=0.0).prompt, queue, _never, inf)
 
 
 def _never(*_: object) -> None:
@@ -190,9 +202,10 @@ def test_other_servers_are_considered_only_for_a_missed_deadline() -> None:
 
 
 def test_a_forecast_has_the_choice_that_is_committed() -> None:
-    picker = busy_picker(busy=1)
+    picker, request = busy_picker(busy=1), ask(text("waits"))
     queue = ModelQueue(picker, "m", Flow())
-    forecast = queue.forecast(held_at(queue, picker), now=0.0)
+    held = HeldRequest(request, picker.consider(request, now=0.0).prompt, queue, _never, inf)
+    forecast = queue.forecast(held, now=0.0)
     pick = picker.commit(forecast.choice, now=0.0)
     assert pick.decision.prompt_tokens - pick.decision.matched_tokens == pytest.approx(forecast.tokens, abs=1)
 
