@@ -123,7 +123,6 @@ def _plan(args: argparse.Namespace, further: Sequence[str], *, host: str) -> Pla
         time_s=args.time or (0 if args.requests else _DEFAULT_TIME_S),
         processes=args.processes,
         label=scenario,
-        salt="",
         directory=directory.resolve(),
         options=options,
     )

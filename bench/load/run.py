@@ -39,7 +39,6 @@ class Plan:
     time_s: int
     processes: int
     label: str
-    salt: str
     directory: Path
     options: Sequence[str]
     """Further options of the locust file or of locust itself."""
@@ -68,7 +67,7 @@ class Plan:
         if self.processes > 1:
             command += ["--processes", str(self.processes), *_own_port()]
         command += ["--html", str(self.directory / "locust.html"), "--csv", str(self.directory / "locust")]
-        command += ["--figures", str(self.figures_file), "--label", self.label, "--salt", self.salt]
+        command += ["--figures", str(self.figures_file), "--label", self.label]
         return [*command, *self.options]
 
     @property
