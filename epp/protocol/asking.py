@@ -138,7 +138,7 @@ def ask(
 ) -> Asked:
     """Return the question to the picker. Raises PickError if the request is refused. instead: stands for the
     body, which is then not read. partial: the data plane hands over only the start of the body. overload: the
-    picker has too much work to read the body. Of both only names are read.
+    picker has too much work to read the body. In both cases only names are read.
     """
     picker, settings, started = context.picker, context.settings, context.timer()
     body_hash = xxh3_64_intdigest(body, picker.caches.roots.seed(model=_BODIES)) >> 2 if body else 0

@@ -32,8 +32,8 @@ class BodyMode(enum.IntEnum):
     follow.
     """
     BUFFERED_PARTIAL = 3
-    """The same as BUFFERED. If the data plane cut the body at its limit, the request is routed by load, since
-    of half a JSON text only names can be read.
+    """The same as BUFFERED. If the data plane cut the body at its limit, or trailers follow the body, the
+    request is routed by load, since of half a JSON text only names can be read.
     """
     FULL_DUPLEX_STREAMED = 4
     """The answer to the headers waits for the whole body. Then the picker sends the answer to the headers,
