@@ -224,7 +224,7 @@ class Commits:
         cached = decision.matched_tokens if decision.prefill is None else prompt.tokens
         guess = self._guesses.expect(state, prompt, cached=cached, adapter=decision.adapter, now=now)
         share, failures = self._caches.spec.sampling.share, self._fleet.failures
-        reads = (state.account.doubted or failures.marks) and failures.reads(state)
+        reads = (state.account.doubted or failures.marks) and failures.sent(state, decision.model)
         sampled = question.makes_state or (share > 0 and (self._rng.random() < share or bool(reads)))
         server = state.endpoint
         set_headers: tuple[tuple[str, str], ...] = ()

@@ -36,8 +36,6 @@ class Answers:
     """Keeps the accounts of the servers right, and knows who answered well for which model and path."""
 
     def __init__(self) -> None:
-        self.picks = 0
-        """Requests sent so far."""
         self._begun = 0
         """Answers that have begun."""
         self.served: OrderedDict[tuple[str, int], tuple[EndpointState, EndpointState]] = OrderedDict()
@@ -59,7 +57,6 @@ class Answers:
     def sent(self, state: EndpointState, *, model: str, streams: bool, now: float) -> Wait:
         """Record that a request was sent to a server."""
         account = state.account
-        self.picks += 1
         account.model = account.model or model
         wait = Wait(account, now, streams, self._begun)
         account.waits.add(wait)

@@ -39,7 +39,9 @@ again gets no request on an idle fleet, because even a small share adds more to 
 between servers.
 """
 _TRIAL_PICKS: Final = 64
-"""Requests from one trial to the next, unless `LONGEST_TRIALS` trial intervals have passed."""
+"""Requests from one trial to the next, unless `LONGEST_TRIALS` trial intervals have passed. Only those count
+that the server could serve. Otherwise most requests for a model that is seldom asked for would be trials.
+"""
 _MOST_PROBES: Final = 32
 """The largest number of probes that one picker has open at a time."""
 _REFUSING: Final = 0.4
@@ -80,7 +82,7 @@ class FailingServers:
         if not mark.out:
             mark.asked_model, mark.verdict = model or mark.asked_model, None
             if mark.share >= self.settings.share_to_leave_out:
-                mark.leave_out(picks=self._answers.picks, now=now)
+                mark.leave_out(now=now)
 
     def good(self, state: EndpointState, model: str = "", *, proof: Proof, now: float) -> None:
         """Take in an answer for this model that is good, as far as the proof goes. It counts if a mark needs
@@ -154,10 +156,12 @@ class FailingServers:
     def tried(self, state: EndpointState, model: str, *, now: float) -> None:
         """Record that a trial request was sent to the server."""
         for mark in self._marks_for(state, model):
-            mark.tried(picks=self._answers.picks, now=now)
+            mark.tried(now=now)
 
-    def reads(self, state: EndpointState) -> bool:
-        """Return whether the answer to the request that is sent now has to be read."""
+    def sent(self, state: EndpointState, model: str) -> bool:
+        """Take in that a request was sent to this server. Return whether its answer has to be read."""
+        for each in self.marks.values():
+            each.picks += each.about in ("", model) and each.state.model == state.model
         account = state.account
         doubted, account.doubted = account.doubted, False
         mark = self.marks.get((state, ""))
@@ -228,7 +232,7 @@ class FailingServers:
         mark.share, mark.at, mark.suspected = 1.0, now, None
         mark.form, mark.needs = form, max(mark.needs, form.proof)
         if not mark.out:
-            mark.leave_out(picks=self._answers.picks, now=now)
+            mark.leave_out(now=now)
         return news
 
     def refuted(self, state: EndpointState, *, now: float) -> bool:
@@ -362,7 +366,7 @@ class FailingServers:
         waited = now - mark.tried_at
         if mark.needs is Proof.COUNTED and mark.verdict == "ill" and settings.probe:
             return False  # a trial would prove nothing
-        if waited >= settings.trial_seconds and self._answers.picks - mark.tried_picks >= _TRIAL_PICKS:
+        if waited >= settings.trial_seconds and mark.picks >= _TRIAL_PICKS:
             return True
         return mark.verdict != "ill" and waited >= LONGEST_TRIALS * settings.trial_seconds
 

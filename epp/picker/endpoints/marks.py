@@ -102,7 +102,8 @@ class Mark:
     """When answers ended that may still turn out to be cut. Only servers that have cut answers have ends."""
     tried_at: float = 0.0
     """When the last trial was sent, or when the server was first left out."""
-    tried_picks: int = 0
+    picks: int = 0
+    """Requests for what fails, to any server, since the last trial was sent."""
     asked_model: str = ""
     """The model that the last failed request asked for. Empty: not known."""
     verdict: Verdict | None = None
@@ -131,16 +132,14 @@ class Mark:
         share = self.now(now)
         self.share, self.at = share + step * (float(failed) - share), now
 
-    def leave_out(self, *, picks: int, now: float) -> None:
+    def leave_out(self, *, now: float) -> None:
         """Give the server only trial requests from now on."""
         self.out, self.verdict = True, None
-        self.tried(picks=picks, now=now)
+        self.tried(now=now)
 
-    def tried(self, *, picks: int, now: float) -> None:
-        """Note that a trial was sent, or that the wait for the first trial begins. picks: the requests so
-        far.
-        """
-        self.tried_at, self.tried_picks = now, picks
+    def tried(self, *, now: float) -> None:
+        """Note that a trial was sent, or that the wait for the first trial begins."""
+        self.tried_at, self.picks = now, 0
 
     def allow_trial(self, trial_s: float, *, now: float) -> None:
         """Let the next request be a trial."""

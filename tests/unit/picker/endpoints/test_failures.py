@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from epp.base.types import Endpoint, EndpointMetrics, EndpointName
+from epp.base.types import EndpointMetrics, EndpointName
 from epp.config.policy import FailureSettings, PolicySpec
 from epp.picker.endpoints.answers import Answers, Seen
 from epp.picker.endpoints.endpoint_state import EndpointState
@@ -20,16 +20,6 @@ from tests.unit.picker.picker_questions import ADDRESSES, ELSEWHERE, a_picker, a
 def fail_answers(picker: Picker, name: str, *, times: int, now: float) -> None:
     for _ in range(times):
         picker.fleet.failures.failed(state(picker, name), Form.FAILS, now=now)
-
-
-def started(incarnation: str = "") -> Picker:
-    """Return a picker of four servers. `incarnation` names the process of server `a`."""
-    return a_picker(on=four(incarnation))
-
-
-def four(incarnation: str = "") -> list[Endpoint]:
-    first, *others = endpoints("abcd")
-    return [replace(first, incarnation=incarnation), *others]
 
 
 def test_no_server_is_left_out_if_all_fail_alike() -> None:
@@ -59,6 +49,14 @@ def test_at_most_a_share_of_the_servers_is_left_out() -> None:
         fail_answers(picker, name, times=20, now=1.0)
     excluded = [c.excluded for c in picker.pick(ask(b"", stream=True), now=1.1).decision.candidates]
     assert excluded.count("failing") == 2
+
+
+def test_requests_that_a_server_could_not_serve_bring_it_no_trials() -> None:
+    picker = a_picker(on=[replace(e, model=m) for e, m in zip(endpoints("abcd"), "mmnn", strict=True)])
+    fail_answers(picker, "a", times=4, now=1.0)
+    for asked in ("n" * 100, "m"):
+        picks = [picker.pick(ask(b"", model=model, stream=True), now=3.0) for model in asked]
+        assert {pick.decision.reason for pick in picks} == {"load"}
 
 
 def test_one_failure_shows_as_a_fifth_of_a_second_and_is_forgotten() -> None:
@@ -104,9 +102,9 @@ def test_the_reason_why_a_server_is_left_out_can_be_shown() -> None:
 
 
 def test_requests_that_break_with_a_removed_server_blame_no_server() -> None:
-    picker = started()
+    picker = a_picker(on=endpoints("abcd"))
     picks = [picker.pick(ask(b"", stream=True), now=0.1) for _ in range(24)]
-    picker.news.set_endpoints(four()[1:], now=1.0)
+    picker.news.set_endpoints(endpoints("bcd"), now=1.0)
     for pick in picks:
         picker.end(pick, outcome="failed" if pick.decision.chosen == "a" else "ended", now=1.1)
     picker.housekeep(now=60.0)  # this also looks for servers that never answered
@@ -123,9 +121,9 @@ def test_requests_that_break_with_a_removed_server_blame_no_server() -> None:
 
 
 def test_refusals_of_a_removed_server_raise_no_price_of_another_one() -> None:
-    picker = started()
+    picker = a_picker(on=endpoints("abcd"))
     picks = [send(picker, "a", b"x", now=0.1) for _ in range(3)]
-    picker.news.set_endpoints(four()[1:], now=1.0)
+    picker.news.set_endpoints(endpoints("bcd"), now=1.0)
     for pick in picks:
         picker.on_response_headers(pick, status=400, served=pick.destinations[0], now=1.1)
     shown = picker.pick(ask(b"", stream=True), now=1.1).decision.candidates
@@ -134,7 +132,7 @@ def test_refusals_of_a_removed_server_raise_no_price_of_another_one() -> None:
 
 
 def test_a_server_outside_the_fleet_is_never_probed() -> None:
-    picker = started()
+    picker = a_picker(on=endpoints("abcd"))
     pick = picker.pick(ask(b"x", stream=True), now=0.1)
     picker.on_response_headers(pick, status=503, served=ELSEWHERE, now=0.2)
     probed = [probe.state.endpoint.address for probe in picker.fleet.failures.probes_due(now=1.0)]
@@ -142,9 +140,10 @@ def test_a_server_outside_the_fleet_is_never_probed() -> None:
 
 
 def test_requests_of_the_old_process_do_not_count_for_the_new_one() -> None:
-    picker = started("1")
+    first, *others = endpoints("abcd")
+    picker = a_picker(on=[replace(first, incarnation="1"), *others])
     picks = [picker.pick(ask(b"", stream=True), now=0.1) for _ in range(24)]
-    picker.news.set_endpoints(four("2"), now=1.0)
+    picker.news.set_endpoints([replace(first, incarnation="2"), *others], now=1.0)
     for pick in picks:
         picker.end(pick, outcome="failed" if pick.decision.chosen == "a" else "ended", now=1.1)
     assert not picker.news.left_out(now=1.2)
@@ -152,7 +151,7 @@ def test_requests_of_the_old_process_do_not_count_for_the_new_one() -> None:
 
 
 def test_a_probe_of_the_old_process_does_not_count_for_the_new_one() -> None:
-    picker = started()
+    picker = a_picker(on=endpoints("abcd"))
     failures, server = picker.fleet.failures, state(picker, "a")
     failures.failed(server, Form.FAILS, "m", now=1.0)
     [old] = picker.fleet.failures.probes_due(now=1.0)
