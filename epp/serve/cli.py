@@ -235,11 +235,11 @@ def _up(args: argparse.Namespace) -> int:
     """Run the picker and Envoy before model servers, without a cluster, until Ctrl-C ends both."""
     from epp.serve import process, up  # noqa: PLC0415 - see `_serve`
 
+    if args.port == args.page:
+        raise ConfigError(f"--page {args.page}: is the address of --port too; name another port")
     for flag, address in (("--port", args.port), ("--page", args.page)):
         if why := up.unusable(address):
             raise ConfigError(f"{flag} {address}: {why}; name another port, on an address of this machine")
-    if args.port == args.page:
-        raise ConfigError(f"--page {args.page}: is the address of --port too; name another port")
     process.raise_file_limit()
     servers = [up.parsed(text) for text in args.server]
     where = {"listen": args.port, "page": args.page, "policy": args.policy, "write": args.write}
