@@ -11,11 +11,9 @@ what is wrong; the valid rules of a rewrite are used anyway. Objects of other po
 their CRD or another picker has given them.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import Any, Final, Generic, get_args
 
 from epp.config.sections import LlmdGroup
@@ -106,9 +104,22 @@ def merged(newer_first: Sequence[Objectives]) -> Mapping[str, int]:
 
 
 def all_rewrites(newer_first: Sequence[ModelRewrites]) -> Rewrites:
-    rules = [rule for claim in _in_order(newer_first) for rule in claim.content.value]
-    names = list(accumulate(len(rule.models) + len(rule.targets) for rule in rules))
-    return Rewrites(rules[: bisect_right(names, _MOST_IN_ALL)])
+    return Rewrites([rule for _, rules in _in_use(newer_first) for rule in rules])
+
+
+def _in_use(
+    newer_first: Sequence[ModelRewrites],
+) -> Iterator[tuple[Claim[Usable[Sequence[Rewrite]]], Sequence[Rewrite]]]:
+    """Yield each object with those of its rules for whose names there is room."""
+    room = _MOST_IN_ALL
+    for claim in _in_order(newer_first):
+        rules: list[Rewrite] = []
+        for rule in claim.content.value:
+            room -= len(rule.models) + len(rule.targets)
+            if room < 0:
+                break
+            rules.append(rule)
+        yield claim, rules
 
 
 def _rules(found: ModelRewrite, *, catches_all: bool) -> tuple[Sequence[Rewrite], Sequence[str]]:
@@ -165,13 +176,16 @@ def judge_rewrites(
     existing: the pools that exist. served: every model that a server lists. None: the lists are not known.
     """
     owners: dict[str, Claim[Usable[Sequence[Rewrite]]]] = {}
-    for claim in _in_order(newer_first):
-        rules, faults = claim.content.value, claim.content.faults
+    for claim, rules in _in_use(newer_first):
+        faults, left_out = claim.content.faults, len(claim.content.value) - len(rules)
         names = dict.fromkeys(model for rule in rules for model in rule.models or ("",))
         taken = {name: owner for name in names if (owner := owners.setdefault(name, claim)) is not claim}
         gone = {t.model for rule in rules for t in rule.targets} - served if served is not None else set()
         if faults:
             reason, message = "Invalid", "; ".join(faults)
+        elif left_out:
+            reason = "Invalid"
+            message = f"more than {_MOST_IN_ALL} names in all rewrites; rules of this one that are left out: {left_out}"
         elif taken:
             name, owner = next(iter(taken.items()))
             what = f"model {name[:100]}" if name else "a rule for all other models"

@@ -133,9 +133,7 @@ def test_the_newer_group_counts_first() -> None:
 
 
 def test_names_that_no_request_can_have_are_left_out() -> None:
-    """Each name is an entry of an index that every change builds again, and of the answer to `GET
-    /v1/models`.
-    """
+    """Each name is an entry of an index that changes build again, and of the answer to `GET /v1/models`."""
     long = dated_rewrite("long", weighted_rule("x" * 1025, y=None), created="2025-01-01T00:00:00Z")
     many = [
         dated_rewrite(
@@ -145,11 +143,13 @@ def test_names_that_no_request_can_have_are_left_out() -> None:
         )
         for n in range(40)
     ]
-    rewrites = all_rewrites([rewrites_of(long, *many)])
+    found = rewrites_of(long, *many)
+    rewrites = all_rewrites([found])
     assert all(len(name) < 10 for name in rewrites.aliases)
     assert 15_000 < len(rewrites.aliases) <= 16_384
     assert target_of(rewrites, "0-7") == "y"
     assert target_of(rewrites, "39-7") == "39-7"
+    assert statuses(found)["r039"].startswith("Invalid: more than 16384 names in all rewrites; ")
 
 
 def statuses(
