@@ -22,7 +22,7 @@ from model_server.sim.prompts import block_names
 from model_server.sim.request import SimRequest
 
 _STALL = 0.15  # k of the default rule
-_SETTING = Setting(num_servers=3, scale=0.05)
+_SETTING = Setting(num_servers=3, scale=0.05, scrape_interval_s=1.0)
 
 
 class Planned:
