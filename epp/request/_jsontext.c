@@ -410,6 +410,13 @@ place_of(Weighing *w, const byte *key, const byte *end)
     return NULL;
 }
 
+/* Returns where the next byte stands that is no space, or a space that is so far off that the counting ends before it. */
+static inline const byte *
+look_ahead(const byte *at, const byte *end, Py_ssize_t limit)
+{
+    return skip_spaces(at, (end - at) / 8 > limit ? at + 8 * limit : end);
+}
+
 /* Counts a string whose opening quote is at `at` - 1. Returns where the string ends. */
 static const byte *
 weigh_string(Weighing *w, const byte *at, const byte *end, Py_ssize_t limit)
@@ -427,7 +434,7 @@ weigh_string(Weighing *w, const byte *at, const byte *end, Py_ssize_t limit)
     }
     if (at > end)
         at = end;
-    const byte *after = at < end ? at + 1 : end, *next = w->depth == 1 ? skip_spaces(after, end) : end;
+    const byte *after = at < end ? at + 1 : end, *next = w->depth == 1 ? look_ahead(after, end, limit) : end;
     if (next < end && *next == ':') {
         w->read = is_read(text, at - text, w->escapes > escapes_before);
         w->named = place_of(w, text, at);
@@ -443,14 +450,14 @@ weigh_string(Weighing *w, const byte *at, const byte *end, Py_ssize_t limit)
 }
 
 static inline void
-weigh_open(Weighing *w, const byte *at, const byte *end)
+weigh_open(Weighing *w, const byte *at, const byte *end, Py_ssize_t limit)
 {
     w->units++;
     w->containers += is_counted(w);
     w->opened = w->depth == 1 ? at - 1 : w->opened;
     w->depth++;
     if (w->depth > 0 && w->depth <= DEEPEST_RENDERED) {
-        const byte *first = skip_spaces(at, end);
+        const byte *first = look_ahead(at, end, limit);
         w->mixed[w->depth] = at[-1] == '[' && first < end && (*first == '"' || *first == '[' || *first == '{');
     }
 }
@@ -491,7 +498,7 @@ weigh(PyObject *Py_UNUSED(module), PyObject *args)
             break;
         case '{':
         case '[':
-            weigh_open(&w, at, end);
+            weigh_open(&w, at, end, limit);
             break;
         case '}':
         case ']':
