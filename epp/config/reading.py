@@ -185,7 +185,8 @@ def in_words(error: Exception, *, of: type[msgspec.Struct], text: str | bytes = 
     fault = _FAULT.fullmatch(words)
     what, path = (fault["what"], fault["path"] or "") if fault else (words, "")
     if fault and fault["key"]:
-        what = what.replace("`str`", "`str` as each name", 1)
+        what, got, kind = what.partition(", got ")
+        what = f"{what} as each name{got}{kind}"
     node = _at(inspect.type_info(of), path)
     if unknown := _UNKNOWN.fullmatch(what):
         advice = _unknown_field(unknown[1], path=path, node=node)

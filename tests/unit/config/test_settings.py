@@ -118,7 +118,7 @@ def test_a_cluster_needs_only_a_pool_or_a_selector_with_ports(file: Path) -> Non
         ("kubernetes: {pool: p, addressFamily: IPv6}", "kubernetes", "`addressFamily` was removed"),
         ("kubernetes: {pool: p, selector: {app: vllm}}", "kubernetes.selector", "targetPorts"),
         ("kubernetes: {pool: p, targetPorts: [8000]}", "kubernetes.selector", "targetPorts"),
-        ("kubernetes: {pool: p, selector: {'a,b': c}}", "kubernetes.selector", "; write "),
+        ("kubernetes: {pool: p, selector: {'a,b': c}}", "kubernetes.selector", "form as each name; write "),
         ("kubernetes: {pool: p, rewrites: [gateway.networking.k8s.io]}", "kubernetes.rewrites", "values are"),
         ("workers: 2, admin: {address: '127.0.0.1:65535'}", "admin", "2 workers need 2 consecutive ports"),
         ("listen: '[::]:9090'", "admin.address", "127.0.0.1:9090 is taken by listen.address"),
