@@ -128,8 +128,6 @@ class Guess(Struct, eq=False, gc=False):
     """Whether it is not known yet what became of the request."""
     proven: bool = False
     """Whether the server has computed the prompt, as far as its answer or its counters show."""
-    counted: bool = False
-    """Whether the counters seem to show the prefill already, although no answer has come."""
 
 
 class PrefillJob(Struct, eq=False, gc=False):

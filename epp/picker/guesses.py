@@ -195,8 +195,9 @@ class Guesses:
             self.drop(doubted.popleft()[2].guess)
 
     def detach(self, work: Pick | PrefillJob) -> None:
-        """Take in that only the counters can show what becomes of this work."""
-        if work.guess.booking not in self._awaited:
+        """Take in that only the counters of later pages can show what becomes of this work."""
+        booking = work.guess.booking
+        if booking not in self._awaited or booking not in work.state.backlog.bookings:
             self.lost(work)
 
     def page(self, state: EndpointState, *, now: float) -> None:
@@ -208,11 +209,9 @@ class Guesses:
             if work.guess.process != state.process or booking.booked_at < now - LONGEST_PREFILL_S:
                 if work.over:
                     self.lost(work)
-            elif isinstance(work, Pick) and work.streams and work.phase is Phase.SENT:
-                work.guess.counted = True  # its headers come before its prefill, if its server takes it
-            else:
+            elif not (isinstance(work, Pick) and work.streams and work.phase is Phase.SENT):
+                # Headers of a stream come before its prefill. Until they come, the page counts others.
                 self.computed(work, now=now)
-
         if state in self._doubted and state.metrics is not None:
             self._judge(state, state.metrics, now=now)
 
@@ -237,7 +236,7 @@ class Guesses:
         """Take in the headers of a good answer."""
         page = work.state.metrics
         counts = page is not None and page.ttft_count is not None
-        if not work.streams or work.guess.counted or not counts:
+        if not work.streams or not counts:
             self.computed(work, now=now)
 
     def forget(self, state: EndpointState) -> None:

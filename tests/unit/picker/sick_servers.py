@@ -78,8 +78,6 @@ class Traffic:
     cuts: bool = False
     """The sick server's answers begin well and break off. Envoy's access log reports that a little later."""
     cuts_probes: bool = True
-    probes: bool = True
-    """The pickers send their probes. A server answers a probe as it would answer a request."""
     failures: FailureSettings = DEFAULT_POLICY.spec.failures
     sent: list[tuple[float, str]] = field(default_factory=list)
     """When each request was sent, and to which server."""
@@ -152,8 +150,7 @@ class _Run:
 
     def until(self, until_s: float) -> None:
         self._at(0.0, self._scrape)
-        if self.traffic.probes:
-            self._at(0.1, self._probe)
+        self._at(0.1, self._probe)
         if self.traffic.shares:
             self._at(0.02, self._share)
         if not self.traffic.clients:

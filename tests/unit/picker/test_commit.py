@@ -193,17 +193,20 @@ def test_a_stream_that_ends_too_soon_proves_nothing_alone(monkeypatch: pytest.Mo
         assert [pick.decision.matched_tokens > 7000 for pick in again] == [each in entered for each in "pq"]
 
 
-@pytest.mark.parametrize(("stream", "began"), [(True, 1.04), (True, 1.08), (False, None)])
-def test_an_idle_page_proves_no_prompt_on_its_way(stream: bool, began: float | None) -> None:  # noqa: FBT001
+@pytest.mark.parametrize("let_go", [False, True])
+@pytest.mark.parametrize(("began", "probes"), [(1.04, 0.0), (1.08, 0.0), (1.08, 50.0), (None, 0.0)])
+def test_no_page_proves_a_prompt_on_its_way(began: float | None, probes: float, let_go: bool) -> None:  # noqa: FBT001
     picker = a_picker(on=endpoints("a"))
-    pick = picker.pick(ask(text("p", 32_000), stream=stream), now=1.0)
+    pick = picker.pick(ask(text("p", 32_000), stream=began is not None), now=1.0)
     for now in (1.02, 1.04, 1.06, 1.08):
-        page = EndpointMetrics(scraped_at=now, running=0, waiting=0, ttft_count=0.0, finished=0.0)
+        page = EndpointMetrics(scraped_at=now, running=0, waiting=0, ttft_count=probes * now, finished=0.0)
         picker.news.observe(EndpointName("a"), page, now=now)
         if now == began:
             picker.on_response_headers(pick, status=200, served=None, now=now)
+    if let_go:
+        picker.detach(pick, now=1.1)
     picker.end(pick, outcome="ended", now=1.1)  # its client left
-    assert not pick.guess.proven
+    assert (pick.guess.proven, picker.caches.table.guessed_entries) == (False, 0)
 
 
 def test_headers_of_a_stream_prove_nothing_where_pages_show_the_prefill() -> None:
