@@ -104,7 +104,7 @@ class FlowRouter(PickerRouter):
 def main() -> int:
     args = _parser().parse_args()
     names = [*filter(None, args.workloads.split(",")), *map(str, args.trace)]
-    setting = Setting(num_servers=args.servers, scale=args.scale, scrape_interval_s=1.0)
+    setting = Setting(num_servers=args.servers, scale=args.scale)
     print(
         "| workload | load | flow | good | TTFT mean, s | p90 | max | TPOT p90, ms | hits | refused | by length | classes |"
     )
