@@ -111,8 +111,8 @@ def page(*, finished: float, prompt_tokens: float, running: int = 0) -> Endpoint
 def window_of(requests: int, start: EndpointMetrics) -> CounterWindow:
     window = CounterWindow()
     assert window.sample(start) is None
-    for _ in range(requests):
-        window.add(PromptSize(400))
+    for number in range(requests):
+        window.add(PromptSize(400, 3.0, Media(number, films=2 * number)))
     return window
 
 
@@ -132,7 +132,9 @@ def test_counters_teach_where_nearly_all_requests_were_ours(
 ) -> None:
     window = window_of(requests, page(finished=7, prompt_tokens=100, running=running))
     found = window.sample(page(finished=finished, prompt_tokens=2100, running=running))
-    assert found == (None if tokens is None else (PromptSize(400 * requests), tokens))
+    numbers = sum(range(requests))
+    size = PromptSize(400 * requests, 3.0 * requests, Media(numbers, films=2 * numbers))
+    assert found == (None if tokens is None else (size, tokens))
 
 
 def test_a_server_that_does_not_count_finished_requests_gives_no_sample() -> None:
