@@ -111,7 +111,7 @@ def page(*, finished: float, prompt_tokens: float, running: int = 0) -> Endpoint
 def window_of(requests: int, start: EndpointMetrics) -> CounterWindow:
     window = CounterWindow()
     assert window.sample(start) is None
-    for number in range(requests):
+    for number in reversed(range(requests)):
         window.add(PromptSize(400, 3.0, Media(number, films=2 * number)))
     return window
 
