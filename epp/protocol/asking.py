@@ -77,6 +77,8 @@ _RETRIES_IN_TROUBLE: Final = "2"
 """While servers fail, the first two that are named may both be dead."""
 
 _MAX_REQUEST_ID_CHARS: Final = 256
+MOST_KEPT_CHARS: Final = 8192
+"""The most of a path that a call keeps while it waits for its body."""
 _MAX_TRACEPARENT_CHARS: Final = 128
 """Version 00 has 55 characters, and a later version may add fields."""
 

@@ -253,6 +253,7 @@ class HttpStream:
         """Await the body if the data plane hands it over before it has to know the server, and if there is
         time to read it. Otherwise pick now.
         """
+        head.path = head.path[: asking.MOST_KEPT_CHARS]
         mode, overload = self._modes.request_body, self._overload
         if mode < BodyMode.BUFFERED or (overload and self._context.picker.news.one_model):
             instead = asking.OVERLOADED if overload else asking.NOT_SEEN
