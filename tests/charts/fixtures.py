@@ -6,6 +6,7 @@ from tests.charts import addon_crds
 from tests.charts.rendering import Helm
 from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.environment import ClusterTools
+from tests.cluster_env.preparing import await_established
 
 
 @pytest.fixture(scope="session")
@@ -18,5 +19,5 @@ def cluster_with_addons(cluster: ControlPlane) -> ControlPlane:
     """Return the shared control plane, with every CRD that a chart can use except our own."""
     crds = addon_crds.fetch(progress=print)
     cluster.kubectl("apply", "--server-side", "-f", crds)
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=120s", "-f", crds)
+    await_established(cluster, "-f", crds)
     return cluster

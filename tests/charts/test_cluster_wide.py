@@ -10,7 +10,7 @@ import yaml
 
 from tests.charts.rendering import GATEWAY, MODEL_SERVER, REPOSITORY
 from tests.cluster_env.control_plane import ControlPlane
-from tests.cluster_env.preparing import create_namespace
+from tests.cluster_env.preparing import await_established, create_namespace
 from tests.harness.processes import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -49,7 +49,7 @@ def older_chart(folder: Path) -> Path:
 
 def apply_crds(plane: ControlPlane) -> None:
     plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", CRDS)
-    plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", f"crd/{NAME}")
+    await_established(plane, f"crd/{NAME}")
 
 
 async def test_policies_outlive_the_way_to_an_older_release_and_back(

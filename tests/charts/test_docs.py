@@ -11,6 +11,7 @@ import pytest
 from tests.charts import addon_crds
 from tests.charts.rendering import GATEWAY, REPOSITORY, VALUE_SETS, Helm, containers, pod_specs
 from tests.cluster_env.control_plane import ControlPlane
+from tests.cluster_env.preparing import await_established
 from tests.unit.docs.pages import PAGES
 
 pytestmark = pytest.mark.cluster
@@ -51,7 +52,7 @@ def test_the_commands_of_the_page_run_in_their_order(own_cluster: ControlPlane) 
     plane = own_cluster
     for crds in (plane.tools.crds, addon_crds.fetch(progress=print)):
         plane.kubectl("apply", "--server-side", "-f", crds)
-        plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", "-f", crds)
+        await_established(plane, "-f", crds)
     scripts = [text for language, text in BLOCKS if language == "sh"]
     assert len(scripts) >= 5
     for script in scripts:

@@ -15,7 +15,7 @@ import yaml
 from tests.cluster.suite_gateway import CLASS, running_gateways
 from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.go_programs import GatewaySuite
-from tests.cluster_env.preparing import create_namespace
+from tests.cluster_env.preparing import await_established, create_namespace
 from tests.harness.kubelet.images import REPOSITORY, Image, python_image
 from tests.harness.kubelet.running import RunningNode, running_node
 from tests.harness.role import rules
@@ -58,7 +58,7 @@ async def test_the_gateway_suite_passes_with_our_picker(
 ) -> None:
     for crd in sorted(gateway_suite.crds.iterdir()):
         own_cluster.kubectl("apply", "--server-side", "-f", crd)
-        own_cluster.kubectl("wait", "--for=condition=Established", "--timeout=120s", "-f", crd)
+        await_established(own_cluster, "-f", crd)
     install_policy_crd(own_cluster)
     for namespace in (SERVERS, GATEWAYS):
         create_namespace(own_cluster, namespace)

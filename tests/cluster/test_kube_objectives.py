@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from tests.cluster_env.control_plane import ControlPlane
+from tests.cluster_env.preparing import await_established
 from tests.harness.data_plane import DUPLEX, exchange
 from tests.harness.processes import wait_until
 from tests.harness.simulated_pool import POOL
@@ -51,7 +52,7 @@ def install_crd(plane: ControlPlane, group: str, kind: str = "InferenceObjective
         },
     }
     plane.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(crd))
-    plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{plural(group, kind)}")
+    await_established(plane, f"crd/{plural(group, kind)}")
 
 
 class SiteGateway:

@@ -3,6 +3,7 @@ plane call them.
 """
 
 import time
+from pathlib import Path
 
 from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
 
@@ -10,7 +11,7 @@ from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
 def install_inference_pool(plane: ControlPlane) -> None:
     """Apply the CRD of InferencePool and wait until it is served."""
     plane.kubectl("apply", "--server-side", "-f", plane.tools.crds)
-    plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", "-f", plane.tools.crds)
+    await_established(plane, "-f", plane.tools.crds)
 
 
 def create_namespace(plane: ControlPlane, name: str) -> None:
@@ -21,7 +22,12 @@ def create_namespace(plane: ControlPlane, name: str) -> None:
     await_success(plane, "get", "serviceaccount", "default", "--namespace", name)
 
 
-def await_success(plane: ControlPlane, *words: str) -> None:
+def await_established(plane: ControlPlane, *which: str | Path) -> None:
+    """Wait until CRDs are served. kubectl does not wait for one that has no conditions yet: it fails."""
+    await_success(plane, "wait", "--for=condition=Established", "--timeout=60s", *which)
+
+
+def await_success(plane: ControlPlane, *words: str | Path) -> None:
     """Run kubectl until it succeeds, for at most a minute."""
     deadline = time.monotonic() + 60.0
     while True:

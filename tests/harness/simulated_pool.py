@@ -20,7 +20,7 @@ from epp.config.sections import Kubernetes
 from epp.sources.kube.api import Api, ApiError
 from epp.sources.kube.objects import PLURAL
 from tests.cluster_env.control_plane import ControlPlane
-from tests.cluster_env.preparing import await_success
+from tests.cluster_env.preparing import await_established, await_success
 from tests.harness.listening import WebServer
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
@@ -38,7 +38,7 @@ def install_policy_crd(plane: ControlPlane) -> None:
     """
     plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd_yaml())
     name = next(yaml.safe_load_all(crd_yaml()))["metadata"]["name"]
-    plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{name}")
+    await_established(plane, f"crd/{name}")
     await_success(plane, "get", PLURAL, "--all-namespaces")
 
 

@@ -11,9 +11,7 @@ import contextlib
 import http.client
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -25,6 +23,7 @@ from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.harness.ports import free_port
 from tests.vllm_env import tiny_model
 from tests.vllm_env.environment import VllmEnvironment
 
@@ -34,11 +33,6 @@ BLOCK_TOKENS = 32
 START_TIMEOUT_S = 600.0
 REQUEST_TIMEOUT_S = 120.0
 POLL_INTERVAL_S = 0.2
-
-_PORTS = range(18000, 28000)
-"""These ports are below the range from which Linux takes ports by itself, because a server binds its port
-seconds after the port was chosen.
-"""
 
 
 class VllmServerError(Exception):
@@ -125,7 +119,7 @@ class VllmServer:
         """
         assert not self.running, f"{self.name} is running already"
         self.kill()  # A dead leader may have left processes of its group. This kills them.
-        self.port = _free_port(self.host) if port is None else port
+        self.port = free_port() if port is None else port
         self.ready_after_s = None
         self._started_at = time.monotonic()
         self._sockets = tempfile.TemporaryDirectory(
@@ -290,11 +284,3 @@ def _variables(environment: VllmEnvironment) -> dict[str, str]:
     # None of the caller's Python or vLLM settings reaches the server:
     # PYTHONHASHSEED alone changes every block hash.
     return {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VLLM_"))} | own
-
-
-def _free_port(host: str) -> int:
-    for port in random.SystemRandom().sample(_PORTS, k=100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((host, port))
-            return port
-    raise VllmServerError(f"none of 100 ports tried in {_PORTS.start} to {_PORTS.stop} is free")
