@@ -30,7 +30,7 @@ _FRAME_BYTES: Final = 16_000
 _CONNECTIONS: Final = 400
 LONGEST_BYTES: Final = 200_000
 """The servers of the run refuse longer bodies."""
-_IN_BYTES: Final = b"1\r\n \r\n" * 4_096
+_IN_BYTES: Final = b"1\r\n \r\n" * 512
 _PAGE_HEAD: Final = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 _REFUSAL: Final = b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\n\r\n"
 _HEALTH: Final = block(CALL, replace=((":path", "/grpc.health.v1.Health/Check"),))
