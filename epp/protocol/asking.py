@@ -78,7 +78,7 @@ _RETRIES_IN_TROUBLE: Final = "2"
 
 _MAX_REQUEST_ID_CHARS: Final = 256
 MOST_KEPT_CHARS: Final = 8192
-"""The most of a path that a call keeps while it waits for its body."""
+"""The most of a path, and of prescribed addresses, that a call keeps while it waits for its body."""
 _MAX_TRACEPARENT_CHARS: Final = 128
 """Version 00 has 55 characters, and a later version may add fields."""
 
@@ -303,7 +303,7 @@ def read_head(headers: Sequence[tuple[str, str]], spec: PolicySpec, *, flow: Flo
         reserved=_to_remove(found, spec.flow),
         session=session and bounded_name(session),
         debug=bool(spec.debug_header) and spec.debug_header in found,
-        prescribed=found.get(TEST_SELECTION, ""),
+        prescribed=found.get(TEST_SELECTION, "")[:MOST_KEPT_CHARS],
         trace=bounded_trace(found.get(TRACEPARENT, "")),
         claim=NO_CLAIM if flow is None else read_claim(found, flow),
     )

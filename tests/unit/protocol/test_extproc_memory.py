@@ -19,6 +19,7 @@ from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import PickerStatus
 from epp.picker.gate import HeldRequest
+from epp.protocol.header_names import TEST_SELECTION
 from epp.protocol.http_events import Action, Headers, Piece
 from epp.protocol.settings import StreamContext
 from epp.protocol.stream import HttpStream
@@ -55,8 +56,9 @@ def _no_status() -> PickerStatus:
 
 def _request(number: int, **fields: object) -> tuple[Headers, Piece]:
     long = f"{number:06}" + "x" * _LONG
-    extra = ((":path", f"/{long}/v1/completions"), ("x-session-id", long), ("x-request-id", long))
-    head = request_headers((*HEADERS[:1], *extra), end_of_stream=False, subset=None, modes=BUFFERED)
+    extra = [(name, long) for name in ("x-session-id", "x-request-id", TEST_SELECTION)]
+    path = (":path", f"/{long}/v1/completions")
+    head = request_headers((*HEADERS[:1], path, *extra), end_of_stream=False, subset=None, modes=BUFFERED)
     body = {"model": "m", "prompt": "tell me about foxes", "stream": True} | {
         key: long if value == "long" else value for key, value in fields.items()
     }
