@@ -200,7 +200,7 @@ def fingerprint(raw: Raw) -> bytes:
     return OPAQUE + digest.hexdigest().encode()
 
 
-_INCIDENTAL = frozenset({"cache_control", "id", "status"})
+_INCIDENTAL = frozenset({"cache_control", "prompt_cache_breakpoint", "id", "status"})
 """Fields that are not rendered into the prompt: clients move cache marks from turn to turn, and servers add
 ids."""
 
@@ -321,6 +321,7 @@ class _Item(Struct, gc=False):
     role: Raw = NO_RAW
     content: Raw = NO_RAW
     summary: Raw = NO_RAW
+    namespace: Raw = NO_RAW
     name: Raw = NO_RAW
     arguments: Raw = NO_RAW
     input: Raw = NO_RAW
@@ -348,9 +349,8 @@ def render_items(sections: list[Piece], raw: Raw, *, media: list[Media]) -> None
             parts = content_parts(item.content, media=media, system=role == b"system")
             sections += (heading(role), PART.join(parts))
         else:
-            known = [
-                text_or_json(part) for part in (item.name, item.arguments, item.input) if part is not NO_RAW
-            ]
+            called = (item.namespace, item.name, item.arguments, item.input)
+            known = [text_or_json(part) for part in called if present(part)]
             if first_byte(item.output) in b'"[':
                 known.append(PART.join(content_parts(item.output, media=media)))
             if not known:

@@ -77,7 +77,8 @@ def test_media_are_distinguished_by_hash_and_never_copied(one: dict[str, Any], o
     assert chat_prompt([one, text]) != chat_prompt([other, text])
     assert len(chat_prompt([one, text])) < 100
     assert chat_prompt([dict(reversed(one.items())), text]) == chat_prompt([one, text])
-    assert chat_prompt([one | {"cache_control": {"type": "ephemeral"}}, text]) == chat_prompt([one, text])
+    marks = {"cache_control": {"type": "ephemeral"}, "prompt_cache_breakpoint": {"mode": "explicit"}}
+    assert chat_prompt([one | marks, text]) == chat_prompt([one, text])
 
 
 def test_tools_come_first_and_an_empty_list_counts_as_no_tools() -> None:
@@ -126,6 +127,7 @@ def test_responses_items_other_than_messages_are_distinguished() -> None:
     rendered = {
         prompt(**call),
         prompt(**(call | {"name": "g"})),
+        prompt(**(call | {"namespace": "n"})),
         prompt(**(call | {"arguments": "{}"})),
         prompt(type="function_call_output", call_id="1", output="sunny"),
         prompt(type="function_call_output", call_id="1", output=[{"type": "input_text", "text": "rain"}]),
@@ -133,8 +135,8 @@ def test_responses_items_other_than_messages_are_distinguished() -> None:
         prompt(type="web_search_call", action={"query": "b"}),
         prompt(role="function_call", content="f"),
     }
-    assert len(rendered) == 8
-    assert prompt(**call, id="fc_1", status="completed") == prompt(**call)
+    assert len(rendered) == 9
+    assert prompt(**call, id="fc_1", status="completed", namespace=None) == prompt(**call)
     assert prompt(type="reasoning", summary=[]) == prompt(type="reasoning", encrypted_content="x") == b""
 
 
