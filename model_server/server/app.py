@@ -31,20 +31,13 @@ from model_server.server.front_ends import (
     OWN_FORM_FIELD,
     EmbeddingsBody,
     EmbeddingsReply,
-    MessagesBody,
     MessagesReply,
     chat_of_messages,
     completion_of_embeddings,
 )
 from model_server.server.metrics import Metrics
 from model_server.server.models import ServedModels
-from model_server.server.openai import (
-    Job,
-    LoadAdapterBody,
-    RequestReader,
-    UnloadAdapterBody,
-    read_body,
-)
+from model_server.server.openai import Job, LoadAdapterBody, RequestReader, UnloadAdapterBody, read_body
 from model_server.server.remote_prefill import BLOCKS_PATH, HEADER, BlocksAsked, RemotePrefill
 from model_server.server.replies import Delta, Reply, error_event
 from model_server.server.responses import Responses, ResponsesBody, ResponsesReply
@@ -98,6 +91,7 @@ class Api:
         app.router.add_post("/v1/completions", partial(self._create, self.reader.completion, Reply))
         app.router.add_post("/v1/chat/completions", partial(self._create, self.reader.chat, Reply))
         app.router.add_post("/v1/messages", partial(self._create, self._read_messages, MessagesReply))
+        app.router.add_post("/v1/messages/count_tokens", self._count_tokens)
         app.router.add_post("/v1/responses", self._create_response)
         app.router.add_get(_RESPONSE, self._stored_response)
         app.router.add_delete(_RESPONSE, self._stored_response)
@@ -131,7 +125,11 @@ class Api:
         return await self._answer(http, job, reply(**self._head(http, job)), arrival_s)
 
     def _read_messages(self, raw: bytes) -> Job:
-        return self.reader.chat(chat_of_messages(read_body(raw, MessagesBody)))
+        return self.reader.chat(chat_of_messages(raw))
+
+    async def _count_tokens(self, http: web.Request) -> web.Response:
+        count = len(await self._read(http, lambda raw: self.reader.tokenize(chat_of_messages(raw))))
+        return web.json_response({"input_tokens": count})
 
     async def _create_response(self, http: web.Request) -> web.StreamResponse:
         def read(raw: bytes) -> tuple[ResponsesBody, Job, list[dict[str, Any]]]:

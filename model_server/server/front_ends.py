@@ -16,6 +16,7 @@ import msgspec
 
 from model_server.core.request import FinishReason, Request
 from model_server.server.errors import ApiError
+from model_server.server.openai import read_body
 from model_server.server.prompts import ABSENT, given, option
 from model_server.server.refused import check
 from model_server.server.replies import Delta, Reply
@@ -60,7 +61,8 @@ def passed(body: msgspec.Struct) -> bytes:
 
 class MessagesBody(raw_fields(NEUTRAL_IN_MESSAGES), kw_only=True):  # type: ignore[misc, call-arg]  # from the list
     messages: msgspec.Raw
-    max_tokens: int
+    max_tokens: int = 0
+    """0 if none is named, as when tokens are counted. No answer can have it."""
     system: msgspec.Raw = ABSENT
     stop_sequences: msgspec.Raw = ABSENT
     tools: msgspec.Raw = ABSENT
@@ -99,10 +101,11 @@ class EmbeddingsBody(raw_fields(NEUTRAL_IN_EMBEDDINGS, ()), kw_only=True):  # ty
     dimensions: Annotated[int, msgspec.Meta(ge=1, le=_MOST_DIMENSIONS)] | None = None
 
 
-def chat_of_messages(body: MessagesBody) -> bytes:
+def chat_of_messages(raw: bytes) -> bytes:
     """Return the chat body. The messages stay raw JSON, which the request reader measures before it decodes
     them.
     """
+    body = read_body(raw, MessagesBody)
     check(body, NEUTRAL_IN_MESSAGES)
     messages = bytes(body.messages).lstrip()
     if not messages.startswith(b"["):

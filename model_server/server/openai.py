@@ -95,13 +95,12 @@ class DetokenizeBody(msgspec.Struct):
     model: str | None = None
 
 
-class LoadAdapterBody(msgspec.Struct):
-    lora_name: str
-    lora_path: str
-
-
 class UnloadAdapterBody(msgspec.Struct):
     lora_name: str
+
+
+class LoadAdapterBody(UnloadAdapterBody):
+    lora_path: str
 
 
 _Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -147,8 +146,8 @@ def read_body(raw: bytes, kind: type[AnyBody]) -> AnyBody:
                 f"The body has more than {_MAX_FIELDS:,} fields, or more than {_MAX_MARKS:,} commas, brackets "
                 "and backslashes, the limits of this server."
             )
-    try:
-        return msgspec.json.decode(raw, type=kind)
+    try:  # as vLLM reads it: behind a byte order mark, and 4.0 and "4" are whole numbers
+        return msgspec.json.decode(raw.removeprefix(b"\xef\xbb\xbf"), type=kind, strict=False)
     except msgspec.ValidationError as error:
         raise ApiError(f"The body cannot be read: {error}", param=_field_at_fault(str(error))) from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

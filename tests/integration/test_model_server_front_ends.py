@@ -43,6 +43,8 @@ async def test_messages_answer_as_chat_does_and_share_its_cache(start: Start) ->
     assert usage["output_tokens"] == 20
     assert usage["cache_read_input_tokens"] >= 16
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == chat["usage"]["prompt_tokens"]
+    _, counted = await server.post("/v1/messages/count_tokens", {"messages": [USER], "system": system})
+    assert counted["input_tokens"] == chat["usage"]["prompt_tokens"]
     events = await named_events(server, "/v1/messages", {**MESSAGES, "system": system})
     pieces = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
     assert "".join(pieces) == answer["content"][0]["text"]
@@ -72,10 +74,7 @@ async def test_a_response_goes_on_from_an_earlier_one(start: Start, *, stream: b
         assert "".join(deltas) == first["output"][0]["content"][0]["text"]
     else:
         _, first = await server.post("/v1/responses", body)
-    assert (first["status"], first["incomplete_details"]) == (
-        "incomplete",
-        {"reason": "max_output_tokens"},
-    )
+    assert (first["status"], first["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     said = first["output"][0]["content"][0]["text"]
     more = {"input": "Go on.", "max_output_tokens": 5}
     _, second = await server.post("/v1/responses", {**more, "previous_response_id": first["id"]})
@@ -259,7 +258,7 @@ async def test_embeddings_are_equal_for_equal_prompts_in_either_encoding(start: 
         ("/v1/messages", {**MESSAGES, "messages": "Hi"}, "messages"),
         ("/v1/messages", {**MESSAGES, "messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages"),
         ("/v1/messages", {**MESSAGES, "stop": ["a"], "stop_sequences": ["b"]}, "stop"),
-        ("/v1/messages", {"messages": []}, "max_tokens"),
+        ("/v1/messages", {"messages": [USER]}, "max_tokens"),
         ("/v1/messages", b'{"max_tokens":1,"messages":[{"role":"assistant","content":[{"type":"tool_use","input":{"a":"\xff"}}]}]}', "messages"),
         ("/v1/responses", {"input": "Hi", "text": {"verbosity": "low"}}, "text"),
         ("/v1/responses", {"input": "Hi", "tool_choice": "required"}, "tool_choice"),

@@ -16,6 +16,8 @@ from model_server.core.scheduler import SchedulerLimits, StepPlan
 from model_server.server.serve import Server, listening
 from tests.harness.http_model_server import NEVER_ENDING, HttpModelServer, Start, quick, until
 
+SAID = [{"role": "user", "content": "x"}]
+
 
 @pytest.mark.parametrize(
     ("path", "body", "param"),
@@ -40,20 +42,12 @@ from tests.harness.http_model_server import NEVER_ENDING, HttpModelServer, Start
         ("completions", {"prompt": "x", "stream_options": {}}, "stream_options"),
         ("completions", {"prompt": "word " * 5000}, "prompt"),
         ("completions", {"prompt": "x", "max_tokens": 5000}, "prompt"),
-        ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "logprobs": True}, "logprobs"),
-        (
-            "chat/completions",
-            {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2},
-            "top_logprobs",
-        ),
+        ("chat/completions", {"messages": SAID, "logprobs": True}, "logprobs"),
+        ("chat/completions", {"messages": SAID, "top_logprobs": 2}, "top_logprobs"),
         ("chat/completions", {"messages": [{"role": "a|>", "content": "x"}]}, "messages"),
-        (
-            "chat/completions",
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages",
-        ),
+        ("chat/completions", {"messages": [SAID[0] | {"content": [{"type": "image_url"}]}]}, "messages"),
         ("chat/completions", {"messages": [{"content": "x"}]}, "messages[0].role"),
-        ("chat/completions", {"messages": [{"role": "user", "content": "x" * 200_000}]}, "prompt"),
+        ("chat/completions", {"messages": [SAID[0] | {"content": "x" * 200_000}]}, "prompt"),
     ],
 )
 async def test_bad_input_gets_400_in_the_apis_shape(

@@ -31,6 +31,7 @@ FIELDS_OF_COMPLETIONS: dict[str, dict[str, Any]] = {
     "max_tokens 0": {"max_tokens": 0},
     "more than the model's length": {"max_tokens": 10**30},
     "max_tokens with a fraction": {"max_tokens": 5.5},
+    "numbers as text and with a point": {"max_tokens": "4", "n": 2.0, "temperature": "0.5"},
     "n 0": {"n": 0},
     "n 2": {"n": 2, "temperature": 0.5},
     "n 2 of two prompts": {"n": 2, "temperature": 0.5, "prompt": ["a b", "c"]},
@@ -109,12 +110,14 @@ RAW = {
     "a text": b'"x"',
     "bytes that are no text": b'{"prompt": "\xff"}',
     "a depth of 100,000": b'{"prompt":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "a byte order mark": b'\xef\xbb\xbf{"prompt": "x"}',
     "no number": b'{"prompt": "x", "temperature": NaN}',
     "a number beyond all": b'{"prompt": "x", "temperature": 1e999}',
 }
 PAGES = [
     ("GET", COMPLETIONS),
     ("POST", "/v1/nope"),
+    ("POST", "/v1/messages/count_tokens"),
     ("GET", "/health"),
     ("GET", "/ping"),
     ("GET", "/v1/models"),

@@ -52,6 +52,11 @@ def reader(language: StandInLanguage | None = None, *, made_up: bool = True) -> 
     )
 
 
+def test_a_body_is_read_as_vllm_reads_it() -> None:
+    job = reader().completion(b'\xef\xbb\xbf{"prompt":"a","max_tokens":4.0,"n":"2","stream":1}')
+    assert (job.max_tokens, job.answers_each, job.stream) == (4, 2, True)
+
+
 PICTURE = {"type": "image_url", "image_url": "https://img.example/a.png"}
 
 
@@ -113,10 +118,7 @@ HOSTILE = {
     "token ids to turn back": ("detokenize", b'{"tokens":[' + repeated(b"1,") + b"1]}"),
     "stop strings": ("completion", b'{"prompt":"a","stop":[' + repeated(b'"ab",') + b'"ab"]}'),
     "stop tokens": ("completion", b'{"prompt":"a","stop_token_ids":[' + repeated(b"1000,") + b"1]}"),
-    "answer format": (
-        "completion",
-        b'{"prompt":"a","response_format":{"a":[' + repeated(b"{},") + b"1]}}",
-    ),
+    "answer format": ("completion", b'{"prompt":"a","response_format":{"a":[' + repeated(b"{},") + b"1]}}"),
     "salt": ("completion", b'{"prompt":"a","cache_salt":"' + repeated(b"salt") + b'"}'),
     "model": ("completion", b'{"prompt":"a","model":"' + repeated(b"name") + b'"}'),
 }
