@@ -19,7 +19,7 @@ from bench.demo.serving import Serving
 from bench.demo.tether import tethered
 from bench.demo.workload import MODEL
 from epp.config.settings import Config
-from epp.serve.envoy.bootstrap import bootstrap
+from epp.serve.envoy.files import bootstrap
 from tests.harness.envoy import PICKER, EnvoyProcess
 from tests.harness.gateway import PickerProcess, config_in, write_policy
 from tests.harness.processes import ManagedProcess, ProcessFailedError, managed_process, wait_until

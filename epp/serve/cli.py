@@ -22,8 +22,7 @@ from epp.config.policy import RuleName
 from epp.config.settings import load_config
 from epp.observe.telemetry.logs import setup_logging
 from epp.serve.admin_commands import fetch, record, table
-from epp.serve.envoy.bootstrap import bootstrap
-from epp.serve.envoy.files import write_first, write_if_changed
+from epp.serve.envoy.files import bootstrap, write_first, write_if_changed
 
 _DESCRIPTION = """\
 This endpoint picker for Envoy routes each LLM request to the model server that can answer soonest.

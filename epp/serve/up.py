@@ -31,8 +31,7 @@ from epp.base.errors import ConfigError
 from epp.base.types import Address
 from epp.config.settings import Config, load_config
 from epp.serve.app import App
-from epp.serve.envoy.bootstrap import bootstrap
-from epp.serve.envoy.files import write_if_changed
+from epp.serve.envoy.files import bootstrap, write_if_changed
 from epp.serve.preflight import check_folder
 from epp.serve.process import follow_parent
 from epp.sources.files.watch import check_tls

@@ -15,7 +15,7 @@ import yaml
 
 from epp.base.types import Address
 from epp.config.settings import Config
-from epp.serve.envoy.bootstrap import bootstrap
+from epp.serve.envoy.files import bootstrap
 from tests.harness.processes import ManagedProcess, managed_process, wait_until
 
 ENVOY: Final = Path(sysconfig.get_path("scripts")) / "envoy"

@@ -11,7 +11,7 @@ import pytest
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import load_config
 from epp.serve.cli import main
-from epp.serve.envoy.bootstrap import bootstrap
+from epp.serve.envoy.files import bootstrap
 
 KUBECONFIG = "{current-context: c, contexts: [{name: c, context: {namespace: models}}]}"
 

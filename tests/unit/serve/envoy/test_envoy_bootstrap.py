@@ -15,7 +15,7 @@ from epp.base.errors import ConfigError
 from epp.config.sections import Envoy, EnvoyTracing, Listen, Tls
 from epp.config.settings import Config
 from epp.serve.envoy import files
-from epp.serve.envoy.bootstrap import bootstrap
+from epp.serve.envoy.files import bootstrap
 from tests.harness.certificate import write_tls
 
 TLS = Tls(cert_file="/tls/cert.pem", key_file="/tls/key.pem", client_ca_file="/tls/ca.pem")
