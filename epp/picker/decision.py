@@ -120,9 +120,9 @@ class Decision(Struct, gc=False, kw_only=True):
     prompt_chunks: int
     matched_tokens: int = 0
     reason: str
-    """A short label: prefix, load, lora, session, turn, chance, prescribed, saturated, state (the server that
-    keeps what the request names), no_state (that server is not known), trial (for a server that was left
-    out)."""
+    """A short label: prefix, load, lora, hash, session, turn, chance, prescribed, saturated, overload (of the
+    picker), state (the server that keeps what the request names), no_state (that server is not known), trial
+    (for a server that was left out)."""
     chosen: EndpointName
     destinations: tuple[Address, ...]
     candidates: Iterable[Candidate] = ()
@@ -150,7 +150,7 @@ class Decision(Struct, gc=False, kw_only=True):
     """Length of the answer as the server reported, if the answer was sampled."""
     unread: str = ""
     """Why the body was not read, so that the request was routed by load: costly_body, encoded_body,
-    partial_body, body_not_seen, not_understood, no_room."""
+    partial_body, body_not_seen, not_understood, no_room, overload."""
     asked_model: str = ""
     """The name that the client sent, if a rewrite replaced it. Empty: no rewrite."""
     waited_s: float = 0.0

@@ -13,7 +13,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from epp.base.errors import usable
 from epp.base.types import Endpoint
@@ -37,7 +36,6 @@ from epp.serve.envoy import files
 from epp.serve.state_report import dry_run_of, status_of
 from epp.serve.upkeep import Upkeep
 from epp.sources.files.endpoints_file import Listed
-from epp.sources.files.watch import CertificateWatch, FileWatcher
 from epp.sources.keep import Sources
 from epp.sources.kube.cluster import Cluster, Hooks
 from epp.sources.scraping.model_lists import ModelLists
@@ -63,7 +61,7 @@ class App:
         self._log_counts = setup_logging(config.log).counts
         self._inputs = inputs.load_inputs(config, tolerant=True)
         self._draining = False
-        self._watchers: list[FileWatcher[Any]] = []
+        self._watchers: Sequence[inputs.Watcher] = ()
         self._endpoints_known = False
         self._rng = rng = random.Random()
         self._sources = sources = Sources(rng=rng)
@@ -212,10 +210,6 @@ class App:
         keep("housekeeping", self._upkeep.watch_lag, name="watch of the event loop")
         if self._cluster is not None:
             keep("kubernetes", self._cluster.run, name="cluster")
-        if config.listen.tls is not None:
-            on_result = inputs.counted(self._metrics, "certificate")
-            certificate = CertificateWatch(config.listen.tls, field="listen.tls", on_result=on_result)
-            keep("file", certificate.run, name="watch of the certificate")
         on_policy = self._use_policy if self._cluster is None else self._cluster.set_default
         self._watchers = inputs.watchers(
             config,

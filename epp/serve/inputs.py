@@ -28,7 +28,7 @@ from epp.protocol.http_events import BodyRoom
 from epp.protocol.settings import StreamSettings
 from epp.request.blocked import BlockedPaths
 from epp.sources.files.endpoints_file import Listed, load_endpoints
-from epp.sources.files.watch import FileWatcher
+from epp.sources.files.watch import CertificateWatch, FileWatcher
 from epp.sources.kube.api import require
 from epp.sources.sharing import service as sharing
 
@@ -100,6 +100,9 @@ def file_policy(text: bytes, config: Config) -> Policy:
     return policy
 
 
+Watcher = FileWatcher[Any] | CertificateWatch
+
+
 def watchers(
     config: Config,
     inputs: Inputs,
@@ -107,7 +110,7 @@ def watchers(
     *,
     on_endpoints: Callable[[Listed], None],
     on_policy: Callable[[Policy], None],
-) -> list[FileWatcher[Any]]:
+) -> list[Watcher]:
     """Return the watchers that follow the configured files from now on."""
     listed = partial(load_endpoints, source=config.endpoints_file)
     policy = partial(file_policy, config=config)
@@ -115,11 +118,14 @@ def watchers(
         ("endpoints", config.endpoints_file, listed, on_endpoints, inputs.endpoints_text),
         ("policy", config.policy_file, policy, on_policy, inputs.policy_text),
     )
-    return [
+    found: list[Watcher] = [
         FileWatcher(Path(path), parse=parse, on_change=use, on_result=counted(metrics, source), applied=text)
         for source, path, parse, use, text in files
         if path
     ]
+    if config.listen.tls is not None:
+        found.append(CertificateWatch(config.listen.tls, counted(metrics, "certificate")))
+    return found
 
 
 def counted(metrics: Metrics, source: str) -> Callable[[bool], None]:

@@ -68,8 +68,8 @@ class RequestCounts:
         "Requests that were routed by load because the picker did not read their body, by reason: "
         "costly_body (reading the body would hold up all other requests), encoded_body (the body is "
         "compressed), partial_body and body_not_seen (the data plane did not send all of the body), "
-        "not_understood (the body does not have the shape of its API), "
-        "no_room (unfinished bodies together are over streams.maxHeldBodyBytes).",
+        "not_understood (the body does not have the shape of its API), overload (the picker had too much to "
+        "do), no_room (unfinished bodies together are over streams.maxHeldBodyBytes).",
         "reason",
     )
     prompt_tokens: int = counter(

@@ -167,12 +167,18 @@ def _check_expiry(path: str, *, where: str, unix_now_s: float) -> None:
 
 @dataclass(slots=True, eq=False)
 class CertificateWatch:
-    """Calls `on_result` with whether the files can be used: after the first check, and after each change."""
+    """Looks whether the files of `listen.tls` can be used. Calls `on_result` after the first look, and after
+    each change.
+    """
 
     tls: Tls
-    field: str
     on_result: Callable[[bool], None]
-    _fault: str | None = None
+    fault: str | None = None
+    """Why handshakes fail. Empty: they do not. None: nobody has looked yet."""
+
+    @property
+    def path(self) -> str:
+        return self.tls.cert_file
 
     async def run(self) -> None:
         while True:
@@ -180,19 +186,18 @@ class CertificateWatch:
             await asyncio.sleep(_LOOK_S)
 
     async def look(self) -> None:
-        fault = await asyncio.to_thread(self._find_fault)
-        if fault == self._fault:
+        before, self.fault = self.fault, await asyncio.to_thread(self._look)
+        if self.fault == before:
             return
-        if fault:
-            _log.error("TLS handshakes fail now, or will fail after the next start: %s", fault)
-        elif self._fault is not None:
-            _log.info("%s can be used again", self.field)
-        self._fault = fault
-        self.on_result(not fault)
+        if self.fault:
+            _log.error("%s", self.fault)
+        elif before:
+            _log.info("listen.tls can be used again")
+        self.on_result(not self.fault)
 
-    def _find_fault(self) -> str:
+    def _look(self) -> str:
         try:
-            check_tls(self.tls, field=self.field, unix_now_s=time.time())
+            check_tls(self.tls, field="listen.tls", unix_now_s=time.time())
         except ConfigError as error:
-            return str(error)
+            return f"TLS handshakes fail now, or will fail after the next start: {error}"
         return ""

@@ -6,11 +6,12 @@ import pytest
 
 from epp.base.errors import ConfigError
 from epp.config.policy import DEFAULT_POLICY, Policy
-from epp.config.sections import Kubernetes
+from epp.config.sections import Kubernetes, Listen
 from epp.config.settings import Config
 from epp.observe.telemetry.metrics import Metrics
 from epp.serve.inputs import load_inputs, watchers
 from epp.sources.files.endpoints_file import Listed
+from tests.harness.certificate import write_tls
 from tests.unit.observe.telemetry.records import new_metrics
 
 HEAD = "apiVersion: prefix-gateway.dev/v1alpha1, kind: PrefixRoutingPolicy, metadata: {name: p}"
@@ -26,9 +27,8 @@ def kubernetes(tmp_path: Path) -> Kubernetes:
 def test_policy_file_beside_a_cluster_is_default_policy_and_never_dry_run(
     tmp_path: Path, kubernetes: Kubernetes
 ) -> None:
-    config = Config(
-        policy_file=policy_file(tmp_path, f"{{{HEAD}, spec: {{mode: DryRun}}}}"), kubernetes=kubernetes
-    )
+    file = policy_file(tmp_path, f"{{{HEAD}, spec: {{mode: DryRun}}}}")
+    config = Config(policy_file=file, kubernetes=kubernetes)
     with pytest.raises(ConfigError, match=r"spec\.mode: beside `kubernetes`"):
         load_inputs(config)
 
@@ -112,10 +112,11 @@ async def test_a_changed_file_reaches_the_picker_and_the_metrics(listed: Path, t
     }
 
 
-def test_a_picker_in_a_cluster_watches_no_list_of_endpoints(kubernetes: Kubernetes) -> None:
-    config = Config(kubernetes=kubernetes)
-    assert not list(
-        watchers(
-            config, load_inputs(config), new_metrics(), on_endpoints=lambda _: None, on_policy=lambda _: None
-        )
+async def test_in_a_cluster_only_the_certificate_is_watched(kubernetes: Kubernetes, tmp_path: Path) -> None:
+    config = Config(kubernetes=kubernetes, listen=Listen(tls=write_tls(tmp_path)))
+    (certificate,) = watchers(
+        config, load_inputs(config), new_metrics(), on_endpoints=lambda _: None, on_policy=lambda _: None
     )
+    Path(certificate.path).write_text("half of a c")
+    await certificate.look()
+    assert "listen.tls.certFile" in str(certificate.fault)

@@ -41,7 +41,7 @@ async def test_a_change_to_a_bad_pair_and_its_repair_are_each_reported_once(
 ) -> None:
     tls = write_tls(tmp_path)
     results: list[bool] = []
-    watch = CertificateWatch(tls, field="listen.tls", on_result=results.append)
+    watch = CertificateWatch(tls, results.append)
     await watch.look()
     Path(tls.key_file).write_text("half of a k")
     await watch.look()
@@ -49,6 +49,5 @@ async def test_a_change_to_a_bad_pair_and_its_repair_are_each_reported_once(
     write_tls(tmp_path)
     await watch.look()
     assert results == [True, False, True]
-    told = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
-    assert len(told) == 1
-    assert "listen.tls.keyFile" in told[0]
+    (told,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert "listen.tls.keyFile" in told
