@@ -19,7 +19,7 @@ from epp.base.types import Endpoint
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.sections import Kubernetes, consecutive
 from epp.config.settings import Config
-from epp.observe.misses.finding import Misses
+from epp.observe.misses import Misses
 from epp.observe.recording import Tap
 from epp.observe.telemetry.admin import AdminServer
 from epp.observe.telemetry.board import Board

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from epp.base.types import Address, EndpointName
 from epp.config.policy import DEFAULT_POLICY
-from epp.observe.misses.accounts import CAUSES
+from epp.observe.misses import CAUSES
 from epp.observe.telemetry.admin import AdminServer
 from epp.observe.telemetry.board import Board
 from epp.observe.telemetry.decisions import DecisionRing, RefusalRecord

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import Chunks, Lora, PolicySpec, Table
-from epp.observe.misses.finding import Misses
+from epp.observe.misses import Misses
 from epp.picker.decision import Outcome, Question
 from epp.picker.events import Pick
 from epp.picker.picker import Picker

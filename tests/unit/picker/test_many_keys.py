@@ -14,7 +14,7 @@ import pytest
 
 from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import PolicySpec, Table
-from epp.observe.misses.finding import Misses
+from epp.observe.misses import Misses
 from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus

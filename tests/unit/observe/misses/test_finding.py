@@ -9,8 +9,7 @@ import pytest
 
 from epp.base.types import EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import Gain, PolicySpec, Table
-from epp.observe.misses.accounts import EVICTED
-from epp.observe.misses.finding import Misses
+from epp.observe.misses import EVICTED, Misses
 from epp.picker.events import Proved
 from epp.picker.picker import Picker
 from tests.harness.steps import steps

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import PolicySpec
 from epp.config.settings import Config
-from epp.observe.misses.accounts import CAUSES, EVICTED, NEW, TAIL, Accounts
-from epp.observe.misses.finding import Misses, Seen, SentPrompt
+from epp.observe.misses import CAUSES, EVICTED, NEW, TAIL, Accounts, Misses, Seen, SentPrompt
 from epp.observe.telemetry.metrics import METRICS
 from epp.picker.picker import Picker
 from epp.serve.admin_commands import table

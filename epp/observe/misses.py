@@ -1,25 +1,137 @@
-"""Finds out why prompt tokens were not in the cache of the server that got them.
+"""Finds out why prompt tokens were not in the cache of the server that got them, and adds them up by cause
+and server over the last minutes.
 
 `Misses` listens to the picker: on the path of a request it only appends to a bounded queue. It works through
 the queue some tenths of a second later, some requests at a time, and reports the findings. Prompts that no
 server computed do not count. The decision says what the picker believed at the pick, and `Seen` knows what
-happened to a chunk before. `app` keeps `run` running.
+happened to a chunk before. `Cause` says what each cause means and what to change, as all pages and commands
+show it. `app` keeps `run` running.
 """
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from epp.base.types import ChunkHash, EndpointName
-from epp.observe.misses import accounts as causes
-from epp.observe.misses.accounts import Accounts, Bucket, Cause
 from epp.picker.events import Pick, PickerEvent, Proved
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.table import chunks_in
 from epp.picker.scheduling.candidates import ShownCandidates
+
+_BUCKET_S: Final = 10.0
+_BUCKETS: Final = 90
+_MOST_PAIRS: Final = 2000
+"""Most pairs of a cause and a server in a bucket. Tokens of further pairs count without their server."""
+
+
+class Cause(NamedTuple):
+    name: str
+    title: str
+    advice: str
+
+
+NEW: Final = Cause(
+    "new",
+    "never seen before",
+    "Nothing to change: no cache can hold a prompt that nobody has sent before. Prompts with a longer common "
+    "beginning would help.",
+)
+EVICTED: Final = Cause(
+    "evicted",
+    "evicted before the prefix came again",
+    "Add servers or KV cache (gpu-memory-utilization, KV offload), or shorten prompts. The lines above show "
+    "which servers are full.",
+)
+ELSEWHERE: Final = Cause(
+    "elsewhere",
+    "sent to another server: the one with the prefix had too much to do, or the rule ignores prefixes",
+    "Nothing to change if time to first token is good: waiting would have cost more. Otherwise add servers, "
+    "or raise cost.uncachedTokenWeight.",
+)
+RESTARTED: Final = Cause(
+    "restarted",
+    "the server with the prefix was restarted or removed",
+    "Restart servers one at a time. Look for crashes and for scale-downs.",
+)
+LOW_GAIN: Final = Cause(
+    "low_gain",
+    "the cached prefix was below the gain threshold",
+    "Lower gain.minMatchTokens or gain.minMatchRatio, if these prompts matter.",
+)
+UNAVAILABLE: Final = Cause(
+    "unavailable",
+    "the server with the prefix was not a candidate",
+    "Check which servers are left out or not ready, and which servers the data plane's subset allows.",
+)
+TAIL: Final = Cause(
+    "tail",
+    "ends of prompts, shorter than a chunk or a block",
+    "Nothing to change: this is the precision of the table.",
+)
+UNREAD: Final = Cause(
+    "unread",
+    "the prompt was not read",
+    "Check epp_unread_bodies_total and epp_overload_ratio: bodies are too large or compressed, or the picker "
+    "has too much load.",
+)
+
+CAUSES: Final = (NEW, EVICTED, ELSEWHERE, RESTARTED, LOW_GAIN, UNAVAILABLE, TAIL, UNREAD)
+
+
+@dataclass(slots=True)
+class Bucket:
+    began_at: float
+    by_policy: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """The sums `requests`, `prompt_tokens` and `matched_tokens` of each policy."""
+    missed: dict[Cause, dict[EndpointName | None, float]] = field(
+        default_factory=lambda: {cause: {} for cause in CAUSES}
+    )
+    """Tokens. None: no server is named with them."""
+
+    def miss(self, cause: Cause, tokens: float, *, server: EndpointName | None = None) -> None:
+        """Add missed tokens of a cause. server: the server that is named with them."""
+        if tokens <= 0:
+            return
+        by_server = self.missed[cause]
+        if server not in by_server and sum(map(len, self.missed.values())) >= _MOST_PAIRS:
+            server = None
+        by_server[server] = by_server.get(server, 0.0) + tokens
+
+    def add(self, other: Self) -> None:
+        for policy, sums in other.by_policy.items():
+            self.by_policy[policy].update(sums)
+        for cause, by_server in other.missed.items():
+            for server, tokens in by_server.items():
+                self.missed[cause][server] = self.missed[cause].get(server, 0.0) + tokens
+
+    def total(self) -> Counter[str]:
+        """Return the sums over all policies."""
+        return sum(self.by_policy.values(), Counter())
+
+
+class Accounts:
+    def __init__(self) -> None:
+        self._buckets: deque[Bucket] = deque(maxlen=_BUCKETS)
+
+    def bucket(self, *, now: float) -> Bucket:
+        if not self._buckets or now - self._buckets[-1].began_at >= _BUCKET_S:
+            self._buckets.append(Bucket(now))
+        return self._buckets[-1]
+
+    def over(self, window_s: float, *, now: float) -> Bucket:
+        """Return the sums of the buckets that began within the window, as one bucket."""
+        kept = [bucket for bucket in self._buckets if now - bucket.began_at <= window_s]
+        found = Bucket(kept[0].began_at if kept else now)
+        for bucket in kept:
+            found.add(bucket)
+        return found
+
+
+# -- what happened to chunks ---------------------------------------------------------------------------------
 
 _MOST_SEEN: Final = 32_768
 _OLD_S: Final = 3600.0
@@ -146,7 +258,7 @@ class Misses:
         )
         missed = decision.prompt_tokens - decision.matched_tokens
         if not isinstance(decision.candidates, ShownCandidates) or decision.unread:
-            bucket.miss(causes.UNREAD, missed)
+            bucket.miss(UNREAD, missed)
             return
         best = max(decision.candidates.best_cached_tokens, decision.matched_tokens)
         held_elsewhere = best - decision.matched_tokens
@@ -154,11 +266,11 @@ class Misses:
             gain = self._picker.policy.spec.gain
             low = best < max(gain.min_match_tokens, gain.min_match_ratio * decision.prompt_tokens)
             holder = next((c.name for c in decision.candidates if c.matched_tokens == best), None)
-            bucket.miss(causes.LOW_GAIN if low else causes.ELSEWHERE, held_elsewhere, server=holder)
+            bucket.miss(LOW_GAIN if low else ELSEWHERE, held_elsewhere, server=holder)
         if guess.table is self._picker.caches.table:
             self._split(bucket, request, best=best)
         else:
-            bucket.miss(causes.NEW, missed - held_elsewhere)  # prompts are cut differently now
+            bucket.miss(NEW, missed - held_elsewhere)  # prompts are cut differently now
         if proved.held is not None:
             server = request.state.endpoint
             sent = SentPrompt(server.name, hash((server.process, guess.process)), request.wait.sent_at)
@@ -174,11 +286,11 @@ class Misses:
         first = chunks_in(table.schedule, int((best + block) / tokens_per_byte)) if best else 0
         unknown = chain[first:]
         whole = table.size_bytes(first, len(chain)) * tokens_per_byte if unknown else 0.0
-        bucket.miss(causes.TAIL, decision.prompt_tokens - best - whole)
+        bucket.miss(TAIL, decision.prompt_tokens - best - whole)
         if not unknown:
             return
         if self.seen.none_of(unknown):
-            bucket.miss(causes.NEW, whole)
+            bucket.miss(NEW, whole)
             return
         one_in, followed = self.seen.one_in, self.seen.get
         held = self._picker.caches.table.match(chain)
@@ -187,7 +299,7 @@ class Misses:
             if chunk & (one_in - 1):
                 continue
             sent = followed(chunk)
-            part: tuple[Cause, EndpointName | None] = causes.NEW, None
+            part: tuple[Cause, EndpointName | None] = NEW, None
             if sent is not None and sent.at <= request.wait.sent_at:  # else it was after this pick
                 part = self._cause_of(sent, request, held=held.get(sent.server, 0) > n), sent.server
             tokens = table.size_bytes(n, n + 1) * tokens_per_byte
@@ -199,8 +311,8 @@ class Misses:
         """Return the cause for a chunk that was sent somewhere before. held: that server still holds it."""
         state = self._picker.fleet.get(sent.server)
         if state is None or hash((state.endpoint.process, state.process)) != sent.process:
-            return causes.RESTARTED
-        return causes.UNAVAILABLE if held and state is not request.state else causes.EVICTED
+            return RESTARTED
+        return UNAVAILABLE if held and state is not request.state else EVICTED
 
     # -- what people see -------------------------------------------------------------------------------------
 
