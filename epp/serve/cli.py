@@ -209,8 +209,9 @@ def _positive(text: str) -> float:
 
 
 def _count(text: str) -> int:
-    _positive(text)
-    return int(text)
+    if (number := _positive(text)) % 1:
+        raise argparse.ArgumentTypeError(f"{text}: write a whole number")
+    return int(number)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,8 +1,8 @@
 """Writes structured logs to standard error: one line for each event, as JSON or text, with the message and
 the fields of `extra`. Nothing waits for the reader of the log.
 
-The picker logs nothing that a client wrote except the request id, and never a prompt. Control characters are
-escaped, so no value can start a line of its own. Values are cut to a bounded length.
+Of what clients write, the picker logs request ids and names of models, and never a prompt. Control characters
+are escaped, so no value can start a line of its own. Values are cut to a bounded length.
 
 Each line is formatted where it is logged, put into a bounded queue, and written by a separate thread. When
 the reader of standard error stalls, the queue fills, and further lines are dropped and counted. The next line

@@ -13,6 +13,7 @@ prompts never appear, the approximate table is used, and the reason is reported.
 Pure and synchronous: the thread of `service` calls everything here, with times in monotonic seconds.
 """
 
+import traceback
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -157,7 +158,7 @@ class Exact:
         self.malformed = 0
         """Number of messages that were no KV events."""
         self.last_error = ""
-        """The last unexpected error of a prompt. It may quote the prompt, so it is in no status."""
+        """The last unexpected error of a prompt, and its place. Its text could quote the prompt."""
 
     # -- servers ---------------------------------------------------------------------------------------------
 
@@ -248,7 +249,8 @@ class Exact:
             model.prompts[str(error)] += 1
         except Exception as error:  # noqa: BLE001 - a client's text caused this error, which may cost only its own prompt
             model.prompts["error"] += 1
-            self.last_error = repr(error)
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            self.last_error = f"{type(error).__name__} at {at.filename}:{at.lineno}"
         else:
             model.prompts["mapped"] += 1
             self.look_up(mapped, now=now)

@@ -113,6 +113,7 @@ def test_a_mistake_in_a_file_says_where_and_what_to_write(
         ("check x.yaml", "write --config x.yaml"),
         ("explain --window 0", "argument --window: 0: write a number above 0"),
         ("up --sever a", "there is no option --sever; did you mean --server?"),
+        ("explain --window 2.5", "argument --window: 2.5: write a whole number"),
         ("explain --window 5m", "argument --window: 5m: write a number, without a unit"),
         ("up --server a --port high", "argument --port: high: write PORT or IP:PORT"),
         ("up 10.0.0.1:8000", "write --server 10.0.0.1:8000"),
