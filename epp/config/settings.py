@@ -2,7 +2,7 @@
 configuration are here.
 
 Settings that may change while the picker runs are elsewhere: the policy and the endpoints have files (or
-Kubernetes objects) of their own. `cli` and `app` call this module. Every other module gets the struct that
+Kubernetes objects) of their own. `cli` and `up` call this module. Every other module gets the struct that
 it needs through its constructor.
 """
 

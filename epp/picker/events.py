@@ -289,7 +289,7 @@ class Fatal(TimedEvent, frozen=True):
 
 
 class MadeState(OfServer, frozen=True):
-    """A server has made something that later requests may name. See `picker.kept_state`."""
+    """A server has made something that later requests may name. See `picker.remembered`."""
 
     id_hash: int
 

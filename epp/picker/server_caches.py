@@ -2,8 +2,7 @@
 
 Owns the prefix table, the schedule of chunks, the seeds of hashes, and what the picker learns about each
 model. Every mirror of an endpoint gets its size here, as the server states it or as the policy assumes it.
-Only `sharing.listener` sets a size too, for a server that has not stated one yet. Everything here is
-synchronous and belongs to one picker. Callers: the picker and its parts.
+Everything here is synchronous and belongs to one picker. Callers: the picker and its parts.
 
 Each hash of a chain names the whole prefix up to the end of its chunk. Invariants: where a chunk ends depends
 on its position alone, so the chain of a prefix is a prefix of the chain; chains of different models,

@@ -7,7 +7,7 @@ are escaped, so no value can start a line of its own. Values are cut to a bounde
 Each line is formatted where it is logged, put into a bounded queue, and written by a separate thread. When
 the reader of standard error stalls, the queue fills, and further lines are dropped and counted. The next line
 has their number in `lines_dropped`. If one place in the code logs very many lines, the rest is left out for a
-while and counted, because clients can cause some of these lines. `setup_logging` is called once by `app`.
+while and counted, because clients can cause some of these lines. Each process calls `setup_logging` once.
 """
 
 import contextlib

@@ -6,13 +6,13 @@ bounds. It knows no bodies, no servers and no wire format: a request is an opaqu
 gives the picker's forecast for the request. Every method is synchronous, and time is an argument.
 
 How a caller uses it: `offer` each request. If it waits, `next` returns it later, or the caller takes it back
-with `leave`. Call `next` until it returns None, after each
-event that may have freed a server or brought a request, and at `due_at`. The caller must send each request
-that goes, which books it, before calling `next` again. `_decide` makes every decision about a forecast.
+with `leave`. Call `next` until it returns None, after each event that may have freed a server or brought a
+request, and at `due_at`. The caller must send each request that goes, which books it, before calling `next`
+again. `_decide` makes every decision about a forecast.
 
 Invariants: each request goes once, or is refused once, or leaves. The waiting requests are within every
-bound. One call of `next` makes at most `_MOST_FORECASTS` forecasts for the search, and one for
-each alarm that is due.
+bound. One call of `next` makes at most `_MOST_FORECASTS` forecasts for the search, and one for each alarm
+that is due.
 """
 
 from collections.abc import Sequence

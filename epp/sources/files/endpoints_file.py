@@ -18,8 +18,8 @@
         targets: [{model: llama-8b, weight: 90}, {model: llama-8b-next, weight: 10}]
 
 Names and addresses are unique. `endpoints: []` is legal: requests then get 503 until there are some. An empty
-file is refused: some editors and scripts empty a file before they write it again. `app` calls this module at
-start and whenever `watch` sees the file change.
+file is refused: some editors and scripts empty a file before they write it again. `serve.inputs` calls this
+module at start, and `watch` whenever the file changes.
 """
 
 from collections.abc import Sequence

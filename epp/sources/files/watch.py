@@ -12,7 +12,7 @@ again.
 `CertificateWatch` checks whether a certificate and its key can be used: both can be read, they belong
 together, and the certificate has not expired. A failed renewal does not show while the old pair is still in
 use. Later every handshake fails. So it checks the files every few seconds, and an alert fires before that.
-`app` and `preflight` (`epp check`) call this module.
+`serve.inputs`, `preflight` (`epp check`) and `up` call this module.
 """
 
 import asyncio
