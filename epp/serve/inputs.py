@@ -51,6 +51,8 @@ class Inputs:
     or the file was refused.
     """
     endpoints_text: bytes
+    make_exact: Callable[[Picker], ExactService] | None
+    """Makes exact mode, with the tokenizers and templates that were read. None: it is off."""
 
 
 def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
@@ -63,10 +65,12 @@ def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
     if config.kubernetes is not None:
         require(config.kubernetes)
     sharing.require(config.sharing)
+    make_exact: Callable[[Picker], ExactService] | None = None
     if config.exact_mode is not None:
         from epp.sources.kvevents import service as exact  # noqa: PLC0415 - nothing of exact mode is loaded without it
 
-        exact.read_models(config.exact_mode)
+        models = exact.read_models(config.exact_mode)
+        make_exact = partial(exact.make, settings=config.exact_mode, models=models)
     tracing.require(config.tracing)
     endpoints_text = _NO_ENDPOINTS
     if config.endpoints_file:
@@ -86,6 +90,7 @@ def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
         listed=load_endpoints(endpoints_text, source=config.endpoints_file),
         policy_text=policy_text,
         endpoints_text=endpoints_text,
+        make_exact=make_exact,
     )
 
 
@@ -146,14 +151,6 @@ BESIDE_HUB: Final = "hash-secret"
 """Name of the file beside the workers' socket. The process that starts the workers writes one secret there
 for all of them.
 """
-
-
-def exact_mode(config: Config, picker: Picker) -> ExactService | None:
-    if config.exact_mode is None:
-        return None
-    from epp.sources.kvevents import service  # noqa: PLC0415 - nothing of exact mode is loaded without it
-
-    return service.make(picker, config.exact_mode)
 
 
 def listen(config: Config, *, worker: int) -> Listen:

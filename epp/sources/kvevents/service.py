@@ -213,9 +213,9 @@ def _log_changes(
             _log.log(level, "exact mode, %s %s: %s %s", what, name or "(any)", one.state, one.reason)
 
 
-def make(picker: Picker, settings: ExactMode) -> ExactService:
+def make(picker: Picker, settings: ExactMode, models: Mapping[str, ModelSettings]) -> ExactService:
     """Return the service. It listens to the picker from now on; `run` starts the rest."""
-    models, prompts = read_models(settings), RoutedPrompts()
+    prompts = RoutedPrompts()
     picker.subscribe(prompts.on_event)
 
     def exact() -> Exact:
