@@ -105,12 +105,19 @@ async def test_every_server_is_asked_and_bad_ones_delay_no_other() -> None:
 async def test_new_servers_are_asked_in_turns_of_their_own() -> None:
     left = {f"models of s{n}" for n in range(40)}
     servers = {f"s{n}": Address("127.0.0.1", 1) for n in range(40)}
-    async with asking(ReportedLists(), key_file="", **servers):
+    heard = ReportedLists()
+    async with asking(heard, key_file="", **servers) as lists:
         while left:
             await asyncio.sleep(0)
             begun = left & {task.get_name() for task in asyncio.all_tasks()}
             assert len(begun) <= 1
             left -= begun
+        lists.clock = lambda: time.monotonic() + 10.0  # the start is over
+        new = {EndpointName(f"new-{n}") for n in range(100)}
+        lists.set_endpoints([Endpoint(name, servers["s0"]) for name in new])
+        await asyncio.sleep(0.8)
+        assert not new <= heard.silent, "a hundred are asked in a second"
+        await wait_until(lambda: new <= heard.silent, what="all were asked")
 
 
 async def test_a_start_waits_until_every_server_was_asked_once() -> None:

@@ -23,6 +23,7 @@ from epp.config.policy import Scrape
 from epp.sources.keep import Sources
 from epp.sources.scraping.scraper import Scraper
 from tests.harness.listening import accepting
+from tests.harness.processes import wait_until
 from tests.harness.tasks import running_task
 
 Reader: TypeAlias = asyncio.StreamReader
@@ -364,7 +365,7 @@ async def test_a_consumer_that_fails_at_one_page_does_not_stop_the_other_scrapes
     assert watched.sources.failures["scrape"] >= 2
 
 
-async def test_a_few_new_servers_are_connected_in_each_turn_of_the_loop() -> None:
+async def test_a_few_new_servers_are_asked_in_a_turn_later_in_a_second() -> None:
     connected: list[int] = []
     async with BareServer(b"").running() as server, WatchedScraper(AT_ONCE).running() as watched:
         watched.scraper.set_endpoints([scraped_endpoint(str(n), server.address) for n in range(100)])
@@ -373,3 +374,9 @@ async def test_a_few_new_servers_are_connected_in_each_turn_of_the_loop() -> Non
             connected.append(server.connections)
     assert max(after - before for before, after in pairwise(connected)) < 20
     assert len(connected) < 100, "a busy picker has long turns"
+    watched.scraper.clock = lambda: time.monotonic() + 10.0  # the start is over
+    async with BareServer(b"").running() as server, watched.running():
+        watched.scraper.set_endpoints([scraped_endpoint(str(n), server.address) for n in range(100)])
+        await asyncio.sleep(0.5)
+        assert server.connections < 60, "a hundred are asked in a second"
+        await wait_until(lambda: server.connections >= 100, what="all were asked")

@@ -149,10 +149,8 @@ class Columns:
         return self._holders.get(adapter, set())
 
     def failing(self, *, times: int) -> set[int]:
-        """Return the slots of the servers whose last `times` scrapes have all failed."""
-        if not self._failing:
-            return set()
-        return {slot for slot, failures in self._failing.items() if failures >= times}
+        """Return the slots of the servers whose last `times` scrapes have all failed, or all so far."""
+        return {slot for slot, n in self._failing.items() if n >= times or self._pages[slot] is None}
 
     def snapshot(self, slots: Sequence[int], *, adapter: str, spec: PolicySpec, now: float) -> Snapshot:
         """Return a snapshot of some slots. The snapshot never changes."""

@@ -1,11 +1,11 @@
 """Asks every server for its list of models, slowly, off the pick path.
 
-One loop checks twice a second which servers are due, and more often while a new server has not been asked
-yet. Each pass asks at most `_AT_ONCE` servers, so any number of servers that hang delay the others by a few
-passes. Lists are passed on in portions, since each portion makes the fleet build a new index. While a server
-cannot be asked, its last list stays. If a request names a model that no server lists, the servers are asked
-again soon, because an adapter may have been loaded since. For any number of such requests, at most
-`_SOON_PER_S` servers are asked in a second.
+One loop checks ten times a second which servers are due. Each pass asks at most `_AT_ONCE` servers, so any
+number of servers that hang delay the others by a few passes, and some 400 questions are open at most. Lists
+are passed on in portions, since each portion makes the fleet build a new index. While a server cannot be
+asked, its last list stays. If a request names a model that no server lists, the servers are asked again soon,
+because an adapter may have been loaded since. For any number of such requests, at most `_SOON_PER_S` servers
+are asked in a second.
 
 Called by `app`; everything runs on the event loop's thread.
 """
@@ -26,16 +26,12 @@ from epp.base.types import Endpoint, EndpointName, ModelCard, ModelList
 from epp.config.settings import Models
 from epp.request.client_names import MAX_NAME_CHARS
 from epp.sources.scraping.metrics_page import MetricsError
-from epp.sources.scraping.page_client import ApiKey, PageClient, in_words
+from epp.sources.scraping.page_client import NEW_PER_S, START_S, ApiKey, PageClient, in_words
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S: Final = 0.5
-_FIRST_LOOK_S: Final = 0.1
-"""Shorter time between two passes, while some server has not been asked once."""
+_LOOK_S: Final = 0.1
 _AT_ONCE: Final = 32
-_PATIENCE_S: Final = 2.0
-"""How long a starting picker waits for the lists."""
 _SOON_S: Final = 5.0
 _SOON_PER_S: Final = 20
 _TIMEOUT_S: Final = 5.0
@@ -92,8 +88,9 @@ class ModelLists:
     @property
     def asked_all(self) -> bool:
         """Whether all servers have been asked once, and their lists are in use, or this took too long."""
-        waits = self.settings.ask and (self._answers or self._new())
-        return not waits or self.clock() - self._told_at > _PATIENCE_S
+        unasked = any(server.listed is None for server in self._servers.values())
+        waits = self.settings.ask and (self._answers or unasked)
+        return not waits or self.clock() - self._told_at > START_S
 
     async def run(self) -> None:
         """Run until cancelled. Asks no server if the settings say so."""
@@ -103,23 +100,17 @@ class ModelLists:
             server.asking = False
         async with asyncio.TaskGroup() as group:
             while True:
-                self._hand_on()
+                answers, self._answers = self._answers, {}
+                if answers:
+                    self.on_lists(answers)
                 for server in self._due(now=self.clock()):
                     server.asking = True
                     group.create_task(self._ask(server), name=f"models of {server.endpoint.name}")
-                    await asyncio.sleep(0)  # each connects in a turn of its own, and requests come between
-                await asyncio.sleep(_FIRST_LOOK_S if self._new() else _LOOK_S)
+                    # Each connects in a turn of its own, so that requests come between.
+                    await asyncio.sleep(1 / NEW_PER_S if self.clock() > self._told_at + START_S else 0)
+                await asyncio.sleep(_LOOK_S)
 
     # -- parts -----------------------------------------------------------------------------------------------
-
-    def _new(self) -> bool:
-        """Return whether a server has not been asked yet."""
-        return any(server.listed is None for server in self._servers.values())
-
-    def _hand_on(self) -> None:
-        if self._answers:
-            answers, self._answers = self._answers, {}
-            self.on_lists(answers)
 
     def _due(self, *, now: float) -> Sequence[_ListedServer]:
         self._look_for_new_models(now=now)

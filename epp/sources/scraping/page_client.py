@@ -28,6 +28,11 @@ from epp.base.errors import to_do
 from epp.base.types import Address
 from epp.sources.scraping.metrics_page import MetricsError
 
+START_S: Final = 2.0
+"""How long a starting picker waits for the servers' answers, and asks all of them without a pause."""
+NEW_PER_S: Final = 100
+"""Most servers that are asked for their first page in a later second, and as many for their lists. Whatever
+they send, an answer takes up to a millisecond of CPU, so this takes a fifth of a core."""
 _READ_BYTES: Final = 64 * 2**10
 """Bytes that the kernel holds for one connection (it doubles this number). One turn of the loop reads no more
 than that. A page of vLLM comes in one or two turns. With half of this number a page took up to a quarter more

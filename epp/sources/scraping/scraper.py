@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from random import Random
 from typing import Final
 
@@ -25,7 +26,7 @@ from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import Scrape
 from epp.sources.keep import Keep
 from epp.sources.scraping.metrics_page import MetricsError, PageReader
-from epp.sources.scraping.page_client import NoPageError, PageClient, in_words
+from epp.sources.scraping.page_client import NEW_PER_S, START_S, NoPageError, PageClient, in_words
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +87,8 @@ class Scraper:
     _turn: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, _IN_A_TURN), init=False)
     """Any number of servers may be new or fail together. A few are connected in each turn of the loop, so
     that requests come between them."""
+    _told_at: float = field(default=inf, init=False)
+    """When the first list of endpoints came."""
 
     async def run(self) -> None:
         """Scrape until cancelled. If one server's page makes its task fail, `keep` starts the task again."""
@@ -104,6 +107,7 @@ class Scraper:
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Follow a new list. Nothing is reported of removed endpoints; the scrapes of all others continue."""
+        self._told_at = min(self._told_at, self.clock())
         before, self._targets = self._targets, {}
         for endpoint in endpoints:
             target = before.get(endpoint.name)
@@ -130,8 +134,9 @@ class Scraper:
                 started_at, intervals = self.clock(), 1 + self.rng.uniform(-_JITTER, _JITTER)
                 was_idle = target.idle
                 if target.error or not target.has_numbers:
+                    new = target.answered_at is None and self.clock() > self._told_at + START_S
                     async with self._turn:
-                        await asyncio.sleep(0)
+                        await asyncio.sleep(_IN_A_TURN / NEW_PER_S if new else 0)
                 self._report(target, *await self._scrape(target))
                 if target.idle and not was_idle:
                     # Servers that became idle together are spread over the longer interval from now on.

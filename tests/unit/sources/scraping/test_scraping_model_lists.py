@@ -15,16 +15,10 @@ def test_a_list_as_vllm_writes_it_is_read() -> None:
     base = {"id": "llama", "object": "model", "created": 7, "owned_by": "vllm", "root": "/models/llama", "parent": None,
             "max_model_len": 4096, "permission": [{"id": "modelperm-1"}]}  # fmt: skip
     listed = parse_model_page(list_page(base, {**base, "id": "sql", "root": "/loras/sql", "parent": "llama"}))
-    assert (listed.base, listed.names, listed.adapters) == (
-        "llama",
-        frozenset({"llama", "sql"}),
-        frozenset({"sql"}),
-    )
-    assert (listed.cards[0].max_model_len, listed.cards[0].owned_by, listed.cards[1].root) == (
-        4096,
-        "vllm",
-        "/loras/sql",
-    )
+    assert (listed.base, set(listed.names)) == ("llama", {"llama", "sql"})
+    assert listed.adapters == {"sql"}
+    model, adapter = listed.cards
+    assert (model.max_model_len, model.owned_by, adapter.root) == (4096, "vllm", "/loras/sql")
 
 
 def test_fields_of_other_types_are_left_out() -> None:
