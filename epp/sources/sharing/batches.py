@@ -97,7 +97,7 @@ class SharedTrouble(_OfServer, frozen=True, tag=5):
 class SharedFatal(_Happened, frozen=True, tag=6):
     """A request may have ended servers."""
 
-    body_hash: _Number
+    body_hash: Annotated[int, Meta(ge=1, le=2**62)]  # 0 stands for every request without a body
     strikes: Annotated[int, Meta(ge=1, le=16)]
 
 

@@ -12,6 +12,7 @@ from tests.unit.sources.sharing.pickers import Replica, meet, two
 
 SEAL = Seal(b"a key that nobody guesses")
 SIGNED = SEAL.sign(b"batch of events", channel="pool") + b"batch of events"
+STRIKE_WITHOUT_A_BODY = msgspec.msgpack.encode([b"other", 1, 5, [[6, 0, 0, 1]]])
 
 
 def test_a_message_is_accepted_with_the_same_key() -> None:
@@ -21,9 +22,7 @@ def test_a_message_is_accepted_with_the_same_key() -> None:
 @pytest.mark.parametrize(
     ("seal", "channel"), [(Seal(b"another key, as long as ours"), "pool"), (SEAL, "another pool")]
 )
-def test_another_key_or_channel_is_refused(
-    seal: Seal, channel: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_key_or_pool_is_refused(seal: Seal, channel: str, caplog: pytest.LogCaptureFixture) -> None:
     assert seal.opened(SIGNED, channel=channel) == b""
     assert "sharing.redis.signingKeyFile" in caplog.text
 
@@ -73,7 +72,7 @@ def test_an_end_says_whether_the_prompt_is_in_the_cache() -> None:
     ], "a client that leaves before the answer begins is no fault of the server"
 
 
-@pytest.mark.parametrize("data", [b"", b"\x93", b"{}", b"\xff" * 20])
+@pytest.mark.parametrize("data", [b"", b"\x93", b"{}", b"\xff" * 20, STRIKE_WITHOUT_A_BODY])
 def test_bytes_that_are_not_a_batch_are_one_typed_error(data: bytes) -> None:
     one, _ = two()
     with pytest.raises(MalformedBatchError, match="not a batch"):
