@@ -59,6 +59,9 @@ async def test_invalid_values_in_redis_end_no_running_and_no_starting_picker(tmp
             for junk in junks:
                 await client.xadd(stream, {b"b": junk})
             await picker.wait_metric(name, at_least=before + len(junks), reason="malformed")
+            page = await picker.metrics()
+            for count in ("source_failures", "probes", "log_lines_left_out"):
+                assert f"epp_{count}_total{{" in page
             assert await picker.metric("epp_source_failures_total") == 0
             assert await picker.process.terminate() == 0
 
@@ -77,4 +80,8 @@ async def test_a_huge_value_in_redis_is_not_read_and_the_picker_goes_on(tmp_path
         status = Path(f"/proc/{picker.process.pid}/status").read_text().split()
         # The reader's buffer of the entry counts, whose size varies: 258,000 were seen on a busy machine.
         assert int(status[status.index("VmHWM:") + 1]) < 320_000, "kB"
+        await picker.wait_metric("epp_sharing_connected", at_least=1)
+        refused = await picker.metric("epp_sharing_errors_total", reason="refused")
+        await client.xadd(f"{channel()}:stream", {b"%d" % n: b"" for n in range(300_000)})
+        await picker.wait_metric("epp_sharing_errors_total", at_least=refused + 1, reason="refused")
         await picker.wait_metric("epp_sharing_connected", at_least=1)

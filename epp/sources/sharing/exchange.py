@@ -35,17 +35,7 @@ from epp.picker.events import (
 )
 from epp.picker.picker import Picker
 from epp.sources.sharing import batches
-from epp.sources.sharing.batches import (
-    FORMAT,
-    MOST_CHUNKS,
-    MOST_TOKENS,
-    Batch,
-    Event,
-    Kept,
-    encode,
-    identity_of,
-    milliseconds,
-)
+from epp.sources.sharing.batches import Event, Kept, milliseconds
 from epp.sources.sharing.listener import Listener
 from epp.sources.sharing_status import SharingStatus
 
@@ -88,7 +78,7 @@ class Exchange:
         the policy's chunks and with the hash secret. It is in braces, so that a cluster of Redis keeps all
         keys of a channel on one node.
         """
-        return f"prefix-gateway:{{{pool}:{FORMAT}:{self.picker.caches.roots.fingerprint}}}"
+        return f"prefix-gateway:{{{pool}:{batches.FORMAT}:{self.picker.caches.roots.fingerprint}}}"
 
     def receive(self, data: bytes, *, now: float, age_s: float = 0.0) -> None:
         """Apply a batch from the channel at once, of any picker. Raises MalformedBatchError."""
@@ -113,7 +103,7 @@ class Exchange:
         self.waiting_bytes -= taken_bytes
         self.counts.sent_events += len(events)
         self._batches += 1
-        return encode(Batch(self._me, self._batches, milliseconds(now), events))
+        return batches.encode(batches.Batch(self._me, self._batches, milliseconds(now), events))
 
     def on_event(self, event: PickerEvent) -> None:
         """Queue what others need to know. `Ended` says how an answer ended, so `Answered` is not sent."""
@@ -139,7 +129,7 @@ class Exchange:
 
     def _add_began(self, work: Pick | PrefillJob, *, at: float) -> None:
         number, guess, packed = self._numbers.get(work, 0), work.guess, _packed(work)
-        tokens = min(work.guess.booking.tokens, MOST_TOKENS)
+        tokens = min(work.guess.booking.tokens, batches.MOST_TOKENS)
         server = _server(work.state, at=at)
         more_bytes = len(packed) + _MOST_CHAR_BYTES * len(guess.adapter)
         self._add(batches.SharedBegan(*server, number, tokens, guess.adapter, packed), more_bytes)
@@ -175,11 +165,11 @@ class Exchange:
 
 
 def _server(state: EndpointState, *, at: float) -> tuple[int, str, int]:
-    return milliseconds(at), state.endpoint.name, identity_of(state)
+    return milliseconds(at), state.endpoint.name, batches.identity_of(state)
 
 
 def _packed(work: Pick | PrefillJob) -> bytes:
-    return pack_hashes(work.guess.chain[:MOST_CHUNKS])
+    return pack_hashes(work.guess.chain[: batches.MOST_CHUNKS])
 
 
 def _kept(request: Pick) -> Kept:

@@ -44,7 +44,7 @@ from epp.sources.sharing.batches import (
 from epp.sources.sharing_status import SharingStatus
 
 _MOST_OPEN: Final = 100_000
-"""Most open requests of one other picker. Further ones are ignored."""
+"""Most open requests of all other pickers. Further ones are ignored."""
 _HASH_BYTES: Final = 8
 _GRACE_S: Final = 2.0
 """A peer is not forgotten within this time after a batch has come. It is twice the pause between signs of
@@ -193,7 +193,7 @@ class Listener:
             # The data plane tried another server.
             tried = SharedOver(event.at_ms, event.number, Kept.LOST, failed=True)
             self._close(before, tried, at=at, now=now, current=books)
-        if len(peer.open) >= _MOST_OPEN:
+        if sum(len(each.open) for each in self._peers.values()) >= _MOST_OPEN:
             return
         if at < state.cold_at:
             self._counts.skipped["stale"] += bool(chain)

@@ -55,27 +55,36 @@ _MOST_VALUE_BYTES: Final = 2**20
 """Largest reply that is no list."""
 _MOST_LIST_BYTES: Final = 64 * 2**20
 """Largest reply that is a list: as many batches as are read at once."""
+_MOST_LINES: Final = 32_768
+"""Most values and lists in one reply, which may be empty. Valkey describes its commands to a client of a
+cluster in 12,500."""
 
 
 class _BoundedParser(_AsyncRESP2Parser):
     """Bounds the size of one answer of Redis before it is read. Otherwise anyone who can write to Redis could
-    fill this process's memory with one value of 512 MB.
+    fill this process's memory with one value of 512 MB, or hold it with an entry of a million empty fields.
 
-    Redis states the size of each value before the value. A reply that exceeds the bound raises
+    Redis states the size of each value before the value. A reply that exceeds a bound raises
     InvalidResponse, which ends its connection.
     """
 
-    __slots__ = ("_begun", "_left")
+    __slots__ = ("_left", "_lines")
 
     async def read_response(self, disable_decoding: bool = False) -> Any:  # noqa: FBT001, FBT002 - redis-py calls it
-        self._left, self._begun = _MOST_VALUE_BYTES, False
+        self._left, self._lines = _MOST_VALUE_BYTES, 0
         return await super().read_response(disable_decoding=disable_decoding)
 
     async def _readline(self) -> bytes:
         line: bytes = await super()._readline()
-        if not self._begun and line.startswith(b"*"):
+        if not self._lines and line.startswith(b"*"):
             self._left = _MOST_LIST_BYTES
-        self._begun = True
+        self._lines += 1
+        if self._lines > _MOST_LINES:
+            raise exceptions.InvalidResponse(
+                f"a reply of more than {_MOST_LINES} values is too long to be read"
+            )
+        if self._lines % 256 == 0:
+            await asyncio.sleep(0)  # what has come is read without a pause, in some 12 us a line
         return line
 
     async def _read(self, length: int) -> bytes:

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from epp.config.sharing import Sharing
+from epp.sources.sharing import hub as hub_module
 from epp.sources.sharing.batches import LinkError, Received
 from epp.sources.sharing.hub import Hub, HubLink, frame, read_frame
 from tests.harness.arriving import TURNS, connect_and_stop
@@ -108,6 +109,17 @@ async def test_the_kept_batches_are_bounded(path: Path, stack: AsyncExitStack) -
         await read(other, 1)
     late = await read(await joined(path, stack), 16)
     assert [batch[0] for batch, _ in late] == list(range(4, 20))
+
+
+async def test_few_batches_wait_in_a_worker_that_reads_none(
+    path: Path, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "_MOST_WAITING", 4)
+    one, other, third = [await joined(path, stack) for _ in range(3)]
+    for _ in range(50):
+        await one.send(b"batch")
+        await read(third, 1)
+    assert len(await other.read()) <= 4
 
 
 async def test_without_a_hub_each_call_is_one_typed_error(tmp_path: Path) -> None:

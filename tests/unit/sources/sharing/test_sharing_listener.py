@@ -5,6 +5,7 @@ import pytest
 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec, Table
+from epp.sources.sharing import listener
 from epp.sources.sharing.batches import MalformedBatchError, SharedBegan, decode_batch, encode
 from tests.unit.picker.picker_questions import policy_of, text
 from tests.unit.sources.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet, two
@@ -64,6 +65,15 @@ def test_a_batch_that_is_sent_twice_counts_once() -> None:
     said = one.send(now=10.0)
     other.receive(said + said, now=10.0)
     assert sum(other.in_flight_of_peers().values()) == 1
+
+
+def test_the_open_requests_of_all_other_pickers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "_MOST_OPEN", 3)
+    replicas = [Replica(n) for n in range(3)]
+    for n, replica in enumerate(2 * replicas[:2]):
+        replica.pick(text(f"p{n}"), now=1.0)
+    meet(replicas, now=1.0)
+    assert sum(replicas[2].in_flight_of_peers().values()) == 3
 
 
 def test_news_from_before_a_restart_does_not_restore_what_server_has_lost() -> None:

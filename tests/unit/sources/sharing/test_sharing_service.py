@@ -130,15 +130,6 @@ async def test_a_picker_without_a_link_is_warm_at_once() -> None:
         assert not one.service.connected
 
 
-@pytest.mark.parametrize("junk", [b"junk", b""])
-async def test_bytes_that_are_not_a_batch_are_counted_and_skipped(junk: bytes) -> None:
-    channel = Channel()
-    async with sharing(MemoryLink(channel), settings=SETTINGS) as one:
-        channel.links[0].received.append(junk)
-        await wait_until(lambda: one.counts.skipped["malformed"] == 1, what="the batch is skipped")
-        assert one.service.connected
-
-
 async def test_a_picker_that_ends_closes_its_link_after_its_last_events() -> None:
     link = MemoryLink(Channel())
     async with sharing(link, settings=Sharing(flush_interval_seconds=5)) as one:
