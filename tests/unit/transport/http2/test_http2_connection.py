@@ -2,7 +2,7 @@
 
 import pytest
 
-from epp.transport.http2.frames import Code, HeaderReader, Kind, Limits, frame
+from epp.transport.http2.frames import Code, HeaderReader, Kind, Limits
 from epp.transport.http2.messages import Fault, Gone, HalfClosed, Message, Opened
 from tests.harness.http2_frames import (
     NO_TABLE,
@@ -153,28 +153,10 @@ def test_before_the_answer_has_begun_there_are_no_replies() -> None:
     assert side.feed(data(1, grpc(b"a"))) == [Message(1, b"a")]
 
 
-def test_closing_ends_every_call() -> None:
-    side = CallerSide().opened()
-    side.feed(headers(1), headers(3))
-    assert side.connection.close(now=side.now) == [
-        Gone(1),
-        Gone(3),
-    ]
-    assert side.sent()[-1].code == Code.NO_ERROR
-    assert side.connection.close(now=side.now) == []
-
-
 def test_streams_beyond_the_limit_are_refused() -> None:
     side = CallerSide(limits=Limits(max_message_bytes=10, max_streams=1)).opened()
     assert side.feed(headers(1), headers(3))[1:] == [Fault("too_many_streams")]
     assert [(f.number, f.code) for f in side.sent()] == [(3, Code.REFUSED_STREAM)]
-
-
-def test_after_the_end_nothing_is_read() -> None:
-    side = CallerSide().opened()
-    side.feed(frame(Kind.PUSH_PROMISE, bytes(4), stream_id=1))
-    assert side.feed(headers(1)) == []
-    assert side.tick(1000) == []
 
 
 def test_header_blocks_are_kept_once_the_peer_has_given_up_its_table() -> None:

