@@ -29,6 +29,8 @@ import yaml
 
 from epp.base.errors import ConfigError
 from epp.base.types import Address
+from epp.config.policy import load_policy
+from epp.config.reading import read_file
 from epp.config.settings import Config, load_config
 from epp.serve.app import App
 from epp.serve.envoy.files import bootstrap, write_if_changed
@@ -70,6 +72,8 @@ async def up(
     tls: certificate and key, or nothing.
     """
     binary = _envoy_binary()
+    if policy is not None:
+        load_policy(read_file(str(policy), field="--policy"), source=str(policy))
     with _folder(write) as folder:
         found: dict[ServerName, Sequence[str]] = dict.fromkeys(servers, ())
         await look_up(folder, found)

@@ -110,9 +110,9 @@ class Cluster:
                 if status.conditions[0].status != "True"
             ]
             hooks.judged(len(outcome.statuses) - len(faults), faults)
-            hooks.policies(outcome.acting, outcome.tried)
             hooks.objectives(llmd.merged(self._objectives))
             hooks.rewrites(llmd.all_rewrites(self._rewrites))
+            hooks.policies(outcome.acting, outcome.tried)  # the last, so that its failure holds nothing back
             await asyncio.sleep(_GATHER_S)
 
     async def _write(self, writer: StatusWriter, pools: Pools) -> None:
