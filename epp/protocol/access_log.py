@@ -25,12 +25,10 @@ METHOD: Final = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 MOST_MESSAGE_BYTES: Final = 128 * 1024
 """The most bytes of one message. The first message of a call names all of Envoy's extensions, in some 61 KB.
 Later messages hold 16 KiB and one entry, which may have 60 KiB of header fields. The worst message of this
-length takes 8 ms to decode.
-"""
+length takes 8 ms to decode."""
 MOST_ENTRIES: Final = 256
 """The most entries that are read from one message. An entry has some 350 bytes, so Envoy sends 50
-at a time.
-"""
+at a time."""
 
 
 class AccessLog(Handler):

@@ -42,8 +42,7 @@ _POLL_S: Final = 0.05
 
 _LET_GO_S: Final = 10.0
 """If requests waited in the gate, they have this time until their response headers are answered, even if
-`drainSeconds` is shorter.
-"""
+`drainSeconds` is shorter."""
 _SOON_S: Final = 0.002
 """Events of the same moment are answered together, after this pause."""
 _LONGEST_S: Final = 1.0

@@ -173,11 +173,6 @@ def test_the_close_of_a_stream_says_how_its_request_ended(
     assert bench.seen.over[0].decision.outcome == outcome
 
 
-def test_a_request_without_a_body_is_routed_from_its_headers(bench: Bench) -> None:
-    (answer,) = routed(run(bench.stream(), request_headers(BARE.headers, end_of_stream=True)))
-    assert "," not in answer.destination
-
-
 @pytest.mark.parametrize("modes", ALL)
 def test_a_gateway_that_reads_one_address_gets_one_in_every_mode(modes: Modes) -> None:
     bench = Bench(settings=StreamSettings(caller=Dialect()))
