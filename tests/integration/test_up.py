@@ -52,8 +52,8 @@ async def test_one_command_starts_a_gateway_and_a_signal_ends_it(tmp_path: Path)
     with pytest.raises(SystemExit, match="2"):
         await asyncio.to_thread(main, ["up", *where])
     assert await asyncio.to_thread(main, ["up", *servers, *where]) == 2, "its files are not overwritten"
-    where = (*where[:4], "--policy", str(files / "config.yaml"), "--write", str(tmp_path / "other"))
-    assert await asyncio.to_thread(main, ["up", *servers, *where]) == 2, "as `epp check` refuses it"
+    other = (*where[:4], "--policy", str(files / "config.yaml"), "--write", str(tmp_path / "other"))
+    assert await asyncio.to_thread(main, ["up", *servers, *other]) == 2, "as `epp check` refuses it"
     assert not (tmp_path / "other").exists()
 
 
