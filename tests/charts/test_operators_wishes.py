@@ -49,22 +49,29 @@ def test_an_autoscaler_owns_the_replicas_of_model_servers(helm: Helm) -> None:
         assert scaler["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": name}
 
 
+def test_an_autoscaler_of_the_gateway_takes_other_metrics_than_its_cpu(helm: Helm) -> None:
+    objects = helm.render(GATEWAY, {"autoscaling": {"enabled": True, "metrics": [METRIC]}})
+    assert of_kind(objects, "HorizontalPodAutoscaler")["spec"]["metrics"] == [METRIC]
+
+
 def test_keda_follows_pools_saturation_in_place_of_autoscaler_of_its_own(helm: Helm) -> None:
-    keda = {"enabled": True, "prometheus": "http://p:9090"}
+    keda = {"enabled": True, "prometheus": "http://p:9090", "cooldownPeriod": 60}
     scaling = {"enabled": True, "minReplicas": 0, "maxReplicas": 6, "keda": keda}
-    objects = helm.render(MODEL_SERVER, {"autoscaling": scaling})
+    objects = helm.render(MODEL_SERVER, {"autoscaling": scaling, "profile": {"servedNames": ["llama"]}})
     assert not [each for each in objects if each["kind"] == "HorizontalPodAutoscaler"]
     (scaled,) = [each for each in objects if each["kind"] == "ScaledObject"]
     (deployment,) = [each for each in objects if each["kind"] == "Deployment"]
     assert scaled["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
-    assert (scaled["spec"]["minReplicaCount"], scaled["spec"]["maxReplicaCount"]) == (0, 6)
+    bounds = [scaled["spec"][each] for each in ("minReplicaCount", "maxReplicaCount", "cooldownPeriod")]
+    assert bounds == [0, 6, 60]
     assert "replicas" not in deployment["spec"], "otherwise helm and KEDA would overwrite each other"
     (trigger,) = scaled["spec"]["triggers"]
     assert trigger["metricType"] == "Value"
     assert trigger["metadata"]["threshold"] == "0.5"
     assert trigger["metadata"]["ignoreNullValues"] == "false", "a lost Prometheus must remove no server"
-    series = f'epp_pool_saturation{{namespace="{NAMESPACE}",pool'
-    query = f'max(avg_over_time({series}!=""}}[1m]) or clamp_max({series}=""}}, 0.5))'
+    series = f'epp_pool_saturation{{namespace="{NAMESPACE}"'
+    servers = f'avg_over_time({series},model="llama",pool!=""}}[1m])'
+    query = f'max({servers} or clamp_max({series},pool=""}}, 0.5))'
     assert trigger["metadata"]["query"] == query
     assert "epp_pool_saturation" in {spec.name for spec in METRICS}
     behavior = scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
@@ -143,7 +150,7 @@ def test_cert_manager_makes_the_pickers_certificate_behind_a_gateway(helm: Helm)
     values = {"shape": "gateway", "gateway": {"tls": {"certManager": {"issuerRef": ISSUER}}}}
     objects = helm.render(GATEWAY, values)
     certificate = of_kind(objects, "Certificate")["spec"]
-    assert f"gateway-prefix-gateway.{'llm'}.svc" in certificate["dnsNames"]
+    assert f"gateway-prefix-gateway.{NAMESPACE}.svc" in certificate["dnsNames"]
     made = [o["metadata"]["name"] for o in objects if o["kind"] == "Secret"]
     assert certificate["secretName"] not in made, "cert-manager's, and nobody else's"
 
@@ -212,10 +219,6 @@ def test_the_roles_to_view_or_edit_a_namespace_include_its_policies(helm: Helm) 
 ON = {"enabled": True, "image": {"repository": "registry.example/load"}}
 
 
-def job(helm: Helm, **values: Any) -> dict[str, Any]:
-    return of_kind(helm.render(GATEWAY, values), "Job")
-
-
 def container(made: dict[str, Any]) -> dict[str, Any]:
     (found,) = containers(made["spec"]["template"]["spec"])
     return found
@@ -231,5 +234,5 @@ def test_job_loads_the_releases_own_service_and_is_never_one_of_its_pods(helm: H
     assert host == f"http://gateway-prefix-gateway:{service['spec']['ports'][0]['port']}"
     labels = made["spec"]["template"]["metadata"]["labels"]
     assert not service["spec"]["selector"].items() <= labels.items()
-    tls = container(job(helm, loadTest=ON, tls={"secretName": "certificate"}))["args"]
-    assert "https://gateway-prefix-gateway:443" in tls
+    objects = helm.render(GATEWAY, {"loadTest": ON, "tls": {"secretName": "certificate"}})
+    assert "https://gateway-prefix-gateway:443" in container(of_kind(objects, "Job"))["args"]

@@ -43,8 +43,6 @@ class PoolStatus:
         "few servers of the base model. This metric is for autoscalers and does not need flow control. "
         "It is 1, with an empty pool, where requests wait for the first server (flow.waitForServerSeconds).",
     )
-    """At 1 a new request waits as long as the goal says, or the servers compute prompts all the time, or
-    running requests fill the caches."""
 
 
 def pools_of(
@@ -80,11 +78,15 @@ def _pool(
     model: str, pool: str, servers: Sequence[EndpointStatus], queued_s: float, goal_s: float
 ) -> PoolStatus:
     rate = sum(server.prefill_tokens_per_s or 0.0 for server in servers)
-    usages = [server.kv_usage for server in servers if server.kv_usage is not None]
+    # Some engines, such as llama.cpp, count what an idle server has cached.
+    usages = [
+        0.0 if server.running == 0 and not server.waiting else server.kv_usage
+        for server in servers
+        if server.kv_usage is not None
+    ]
     kv_usage = mean(usages) if usages else 0.0
     # No more than a server can compute, whatever its counters say: wrong ones must not start other servers.
-    computed_per_s = sum(min(s.computed_tokens_per_s, s.prefill_tokens_per_s or 0.0) for s in servers)
-    busy = computed_per_s / rate
+    busy = sum(min(s.computed_tokens_per_s, s.prefill_tokens_per_s or 0.0) for s in servers) / rate
     undone_s = sum(server.backlog_tokens for server in servers) / rate
     return PoolStatus(
         model=model,

@@ -98,6 +98,8 @@ class EndpointState:
     ends_since_scrape: int = 0
     computed_per_s: float = 0.0
     """Prompt tokens that the server recently computed per second, by its own counters."""
+    computed_at: float = -inf
+    """The time of the last page that counted more of them."""
     surplus: float | None = None
     """The largest number seen on a page of first tokens minus ended and present requests:
     see `_all_begun`."""
@@ -255,11 +257,14 @@ class EndpointState:
             self.rate.began(requests=requests, tokens=first[0], ahead_tokens=first[1], seconds=seconds)
 
     def _learn_busy(self, before: EndpointMetrics, after: EndpointMetrics) -> None:
-        elapsed_s = after.scraped_at - before.scraped_at
-        if elapsed_s > 0:
+        elapsed_s, computed = after.scraped_at - before.scraped_at, computed_growth(before, after)
+        if computed:
+            self.computed_at = after.scraped_at
+        if after.scraped_at - self.computed_at > 120.0:
+            self.computed_per_s = 0.0  # the average alone takes hours to become 0
+        elif elapsed_s > 0:
             keep = 0.5 ** (elapsed_s / 20.0)
-            computed = computed_growth(before, after) / elapsed_s
-            self.computed_per_s = keep * self.computed_per_s + (1 - keep) * computed
+            self.computed_per_s = keep * self.computed_per_s + (1 - keep) * computed / elapsed_s
 
     def _all_begun(self, after: EndpointMetrics) -> bool:
         """Return whether every request at the server has its first token, as far as this page shows.

@@ -224,11 +224,6 @@ def _nobodys(claim: Claim[Stated]) -> PolicyStatus:
         f"no picker for {' '.join(claim.content.target).strip()} has judged this policy; check spec.targetRef, and "
         "whether a gateway with that target runs in this namespace"
     )
-    generation = claim.metadata.generation
-    return PolicyStatus(
-        observed_generation=generation,
-        conditions=tuple(
-            condition(kind, "TargetNotFound", message, generation=generation)
-            for kind in (ACCEPTED, "Programmed")
-        ),
-    )
+    generation, kinds = claim.metadata.generation, (ACCEPTED, "Programmed")
+    conditions = [condition(kind, "TargetNotFound", message, generation=generation) for kind in kinds]
+    return PolicyStatus(observed_generation=generation, conditions=tuple(conditions))

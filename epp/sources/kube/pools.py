@@ -150,8 +150,7 @@ class Pools:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            heard_of_all = self.settled or all(each.known for each in self._pools)
-            if heard_of_all:
+            if self.settled or all(each.known for each in self._pools):
                 starting = frozenset(each.name for each in self._pools if not all(each.pods.found.values()))
                 news = united([each.pods.found for each in self._pools]), self.existing, starting
                 if news != handed_on:

@@ -77,7 +77,7 @@ class Collection(Generic[T, V]):
         self.listed, self.left_out = True, False
         gone = self.found.keys() - {each.metadata.name for each in objects}
         by_age = sorted(objects, key=lambda each: each.metadata.creation_timestamp)
-        return any([*map(self._drop, gone), *map(self.put, by_age)])
+        return any([*map(self.remove, gone), *map(self.put, by_age)])
 
     def put(self, found: T) -> bool:
         name = found.metadata.name
@@ -86,18 +86,15 @@ class Collection(Generic[T, V]):
         if after is not None and before is None and len(self.found) >= self.most:
             self.left_out, after = True, None
         if after is None:
-            return self._drop(name)
+            return self.remove(name)
         self.found[name] = after
         return after != before
 
-    def remove(self, found: T) -> bool:
-        return self._drop(found.metadata.name)
+    def remove(self, name: str) -> bool:
+        return self.found.pop(name, None) is not None
 
     def check_integrity(self) -> None:
         assert len(self.found) <= self.most
-
-    def _drop(self, name: str) -> bool:
-        return self.found.pop(name, None) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,12 +222,12 @@ class Reflector(Generic[T]):
         if found is None:
             # It is unknown which object this is. A new list has all objects that can be read.
             raise ApiError("an object cannot be read", status=_GONE)
-        take = self.collection.remove if event.type == "DELETED" else self.collection.put
-        changed = take(found)
+        objects = self.collection
+        changed = objects.remove(found.metadata.name) if event.type == "DELETED" else objects.put(found)
         self._version = found.metadata.resource_version
         if changed:
             self.on_change()
-        if self.collection.left_out and len(self.collection.found) < self.collection.most:
+        if objects.left_out and len(objects.found) < objects.most:
             raise ApiError("an object that was left out counts", status=_GONE)  # a list says which one
 
     def read(self, text: msgspec.Raw) -> T | None:

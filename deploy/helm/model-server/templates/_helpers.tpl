@@ -69,6 +69,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- toYaml $profile }}
 {{- end }}
 
+{{/* The model that the pods say they serve, which labels the pickers' metrics. */}}
+{{- define "server.model" -}}
+{{- get (.Values.podAnnotations | default dict) "prefix-gateway.dev/model" | default (first (.Values.profile.servedNames | default (list .Values.profile.model))) }}
+{{- end }}
+
 {{- define "server.hashAlgorithm" -}}
 {{- .hashAlgorithm | default "sha256_cbor" }}
 {{- end }}

@@ -28,7 +28,7 @@ metadata:
     kubectl.kubernetes.io/default-container: server
     {{- if not (hasKey ($root.Values.podAnnotations | default dict) "prefix-gateway.dev/model") }}
     # Several releases may use the same pool label. Requests go to the servers that have their model.
-    prefix-gateway.dev/model: {{ first ($profile.servedNames | default (list $profile.model)) | quote }}
+    prefix-gateway.dev/model: {{ include "server.model" $root | quote }}
     {{- end }}
     {{- with $profile.lora }}
     {{- with .adapters }}

@@ -19,6 +19,7 @@ def server(
     pool: str = "",
     ready: bool = True,
     computed: float = 0.0,
+    running: int | None = None,
 ) -> EndpointStatus:
     return EndpointStatus(
         name=EndpointName(name),
@@ -29,6 +30,7 @@ def server(
         computed_tokens_per_s=computed,
         prefill_tokens_per_s=rate,
         kv_usage=kv,
+        running=running,
         ready=ready,
     )
 
@@ -47,12 +49,20 @@ def test_undone_work_counts_in_seconds_of_all_servers_together() -> None:
     ("servers", "busy", "saturation"),
     [
         ([server("a", kv=0.9), server("b", kv=0.7), server("c", kv=None)], 0.0, 0.8),
+        ([server("a", kv=0.9, running=0), server("b", kv=0.6, running=1)], 0.0, 0.3),
         ([server("a", computed=900), server("b", computed=300)], 0.6, 0.6),
         ([server("a", computed=1e15), server("b"), server("c"), server("d")], 0.25, 0.25),
         ([server("a", backlog=4000)], 0.0, 2.0),
         ([server("a", backlog=4000), server("b")], 0.0, 1.0),
     ],
-    ids=["full caches", "busy servers", "impossible counters", "undone work", "twice as many servers"],
+    ids=[
+        "full caches",
+        "prefixes of an idle server",
+        "busy servers",
+        "impossible counters",
+        "undone work",
+        "twice as many servers",
+    ],
 )
 def test_the_saturation_is_the_largest_of_three_shares(
     servers: list[EndpointStatus], busy: float, saturation: float

@@ -237,18 +237,23 @@ def test_a_page_that_names_the_loaded_adapters_removes_idle_ones() -> None:
     assert state.loaded_adapters == {"x", "z"}
 
 
-def test_computed_tokens_a_second_cover_the_last_minute() -> None:
+def test_computed_tokens_a_second_end_two_minutes_after_the_work() -> None:
+    """The server computes for a minute, and once more a single token after some time."""
     state = a_state()
-    for second in range(120):
-        tokens = 1000.0 * min(second, 60)
+    shown = []
+    for second in range(400):
+        tokens = 1000.0 * min(second, 60) + 4 * (second >= 220)
         page_now = EndpointMetrics(
             scraped_at=float(second), prompt_tokens=tokens, cached_prompt_tokens=tokens / 4
         )
         state.take_page(page_now, now=float(second))
-        if second == 60:
-            assert state.computed_per_s == pytest.approx(750, rel=0.15)
-    assert 0 < state.computed_per_s < 750 * 0.2
-    state.forget_server(now=120.0)
+        shown.append(state.computed_per_s)
+    assert shown[60] == pytest.approx(750, rel=0.15)
+    assert 0 < shown[119] < 750 * 0.2
+    assert [second for second in range(1, 400) if not shown[second]] == [*range(181, 220), *range(341, 400)]
+    state.take_page(page(400.0, prompt_tokens=1e6), now=400.0)
+    assert state.computed_per_s
+    state.forget_server(now=401.0)
     assert state.computed_per_s == 0.0
 
 

@@ -79,7 +79,7 @@ def test_the_oldest_object_counts_and_an_exact_name_goes_first() -> None:
     )
     assert target_of(all_rewrites([found]), "gpt") == "older"
     assert target_of(all_rewrites([found]), "whatever") == "fallback"
-    found.remove(dated_rewrite("a"))
+    found.remove("a")
     found.put(dated_rewrite("c", weighted_rule("x", y=None), generation=2))
     assert target_of(all_rewrites([found]), "gpt") == "younger"
     assert target_of(all_rewrites([found]), "whatever") == "whatever"
@@ -264,7 +264,7 @@ def test_objectives_of_the_pool_give_priorities_and_those_of_others_do_not() -> 
     )
     assert merged([found]) == {"high": 10, "unsaid": 0}
     found.put(objective("high", -5, generation=2))
-    found.remove(objective("unsaid", None))
+    found.remove("unsaid")
     assert merged([found]) == {"high": -5}
     found.put(objective("high", 1, pool="other", generation=3))
     assert merged([found]) == {}

@@ -32,7 +32,7 @@ class JudgedPolicies:
         return self.judge()
 
     def remove(self, found: PolicyObject) -> ResolvedPolicies:
-        self.set.claims.remove(found)
+        self.set.claims.remove(found.metadata.name)
         return self.judge()
 
     @property
