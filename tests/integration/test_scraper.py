@@ -33,7 +33,8 @@ Handler = Callable[[str, Reader, Writer], Awaitable[None]]
 
 PAGE = b"vllm:num_requests_running 2\nvllm:num_requests_waiting 1\n"
 IDLE_PAGE = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
-FAST = Scrape(interval_seconds=0.05, timeout_seconds=3.0)
+FAST = Scrape(interval_seconds=0.05, timeout_seconds=60.0)
+IMPATIENT = msgspec.structs.replace(FAST, timeout_seconds=0.5)
 AT_ONCE = Scrape(interval_seconds=0.0, stale_after_seconds=0.0)
 PATIENCE_S = 40.0
 
@@ -210,29 +211,33 @@ MISBEHAVING: dict[str, tuple[bytes | Handler, str]] = {
 }
 UP = {"floods", "huge", "garbage page", "redirects", "unreadable", "trtllm", "no page"}
 """Servers that answer, and give no numbers."""
+HANGING = {"hangs", "drips"}
 
 
-async def test_misbehaving_servers_have_a_reason_and_hurt_no_other() -> None:
+@pytest.mark.parametrize(
+    "names", [MISBEHAVING.keys() - HANGING, {"hangs"}, {"drips"}], ids=["answer", "hangs", "drips"]
+)
+async def test_misbehaving_servers_have_a_reason_and_hurt_no_other(names: set[str]) -> None:
+    settings = IMPATIENT if names <= HANGING else FAST
     async with AsyncExitStack() as stack:
-        servers = {
-            name: await stack.enter_async_context(BareServer(answer).running())
-            for name, (answer, _) in MISBEHAVING.items()
-        }
-        good = await stack.enter_async_context(BareServer(http(PAGE)).running())
-        watched = await stack.enter_async_context(WatchedScraper().running())
+        enter = stack.enter_async_context
+        servers = {name: await enter(BareServer(MISBEHAVING[name][0]).running()) for name in names}
+        good = await enter(BareServer(http(PAGE)).running())
+        watched = await enter(WatchedScraper(settings).running())
         addresses = {name: server.address for name, server in servers.items()}
         addresses |= {"good": good.address, "dead": Address("127.0.0.1", 1)}
         watched.scraper.set_endpoints([scraped_endpoint(*each) for each in addresses.items()])
-        await watched.until(lambda: all(len(watched.seen[n]) >= 2 for n in (*MISBEHAVING, "dead")))
-        await watched.until(lambda: len(watched.seen["good"]) >= 5)
-        for name, (_, reason) in MISBEHAVING.items():
+        await watched.until(lambda: all(len(watched.seen[n]) >= 2 for n in (*names, "dead")))
+        await watched.until(lambda: len(list(filter(None, watched.seen["good"]))) >= 5)
+        for name in names:
+            reason = MISBEHAVING[name][1]
             assert reason in watched.error(name), name
             failed = bool(reason) and name not in UP
             assert all((metrics is None) == failed for metrics in watched.seen[name]), name
             assert all(metrics.inside is None for metrics in watched.seen[name] if metrics and reason), name
         assert watched.error("dead") == "cannot connect to port 1: Connection refused"
-        assert None not in watched.seen["good"]
-        assert all(head.startswith("GET /metrics ") for head in servers["redirects"].heads)
+        assert settings is IMPATIENT or None not in watched.seen["good"]
+        assert all(head.startswith("GET /metrics ") for server in servers.values() for head in server.heads)
 
 
 async def test_server_that_comes_back_is_read_again_and_both_changes_are_logged(
