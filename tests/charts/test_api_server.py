@@ -71,7 +71,6 @@ TAKEN_BACK: Final[dict[str, tuple[Path, dict[str, Any]]]] = {
     "gateway": (
         GATEWAY,
         {
-            "autoscaling": {"enabled": False},
             "service": {
                 "type": "LoadBalancer",
                 "externalTrafficPolicy": "Local",
@@ -140,7 +139,7 @@ def test_values_taken_back_leave_what_a_fresh_install_has(
     chart, values = TAKEN_BACK[release]
     fresh = f"{namespace}-fresh"
     create_namespace(cluster, fresh)
-    usual = ("--set", "autoscaling.enabled=false,replicas=0")
+    usual = ("--set", "replicas=0")
     everything = ("--values", values_file(tmp_path, values))
     cluster.helm("install", release, chart, "--namespace", namespace, *usual, *everything)
     cluster.helm("upgrade", release, chart, "--namespace", namespace, *usual)
@@ -179,8 +178,8 @@ async def test_secrets_that_the_chart_made_outlive_upgrade_and_rollback(
         names = ("gateway-prefix-gateway-picker-tls", "gateway-prefix-gateway-valkey")
         return [plane.get(f"secret/{name}", *where)["data"] for name in names]
 
-    flags = ("--set", "shape=gateway")
-    assert "no metrics API" in plane.helm("install", "gateway", GATEWAY, *where, *flags)
+    flags = ("--set", "shape=gateway,autoscaling.enabled=true")
+    assert "no metrics.k8s.io" in plane.helm("install", "gateway", GATEWAY, *where, *flags)
     made = secrets()
     plane.helm("upgrade", "gateway", GATEWAY, *where, *flags, "--set", "config.log.level=debug")
     assert secrets() == made, "the old pods still know the password"

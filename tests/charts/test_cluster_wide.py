@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cluster
 
 CRDS: Final = REPOSITORY / "deploy" / "crds"
 NAME: Final = "prefixroutingpolicies.prefix-gateway.dev"
-NO_PODS: Final = ("--set", "autoscaling.enabled=false,replicas=0")
+NO_PODS: Final = ("--set", "replicas=0")
 SPEC: Final[dict[str, Any]] = {
     "targetRef": {"name": "gateway-prefix-gateway"},
     "rule": "affinity",

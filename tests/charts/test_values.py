@@ -19,6 +19,7 @@ def kv_store(args: Sequence[str] = ("--runner", "hf"), **said: Any) -> dict[str,
 
 
 LOAD = {"enabled": True, "image": {"repository": "registry.example/load"}}
+UNSET = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"))
 GROUPS = {"multiNode": {"enabled": True}}
 POOLS = {"inferencePools": [{"name": "a", "selector": {"app": "a"}}]}
 CHARTS = pytest.mark.parametrize("chart", [GATEWAY, MODEL_SERVER], ids=lambda chart: chart.name)
@@ -112,7 +113,7 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
             {"valkey": {"existingSecret": "x"}, "sharing": {"enabled": False}},
             "valkey.existingSecret: holds the password of the bundled Valkey, but Valkey is off",
         ),
-        ({"autoscaling": {"minReplicas": 9}}, "autoscaling.minReplicas"),
+        ({"autoscaling": {"enabled": True, "minReplicas": 9}}, "autoscaling.minReplicas"),
         ({"inferencePools": [{"name": "a", "targetPorts": [1]}]}, "inferencePools[0]: in shape own-envoy"),
         ({"config": {"kubernetes": {"pools": ["a"]}}}, "config.kubernetes.pools"),
         (
@@ -251,8 +252,7 @@ def test_long_release_names_stay_within_the_limits_of_kubernetes(helm: Helm) -> 
 
 def test_digests_win_over_tags(helm: Helm) -> None:
     digest = "sha256:" + "1" * 64
-    objects = helm.render(GATEWAY, {"image": {"repository": "r/picker", "tag": "v9", "digest": digest}})
-    spec = pod_of(objects)
+    spec = pod_of(helm.render(GATEWAY, {"image": {"repository": "r/picker", "tag": "v9", "digest": digest}}))
     assert {c["image"] for c in spec["initContainers"]} == {f"r/picker@{digest}"}
 
 
@@ -270,23 +270,18 @@ def test_the_table_in_the_readme_has_every_value_and_its_default(chart: Path) ->
 
 
 def test_users_and_groups_can_be_left_to_the_cluster_in_every_pod(helm: Helm) -> None:
-    unset = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"))
-    load = {"enabled": True, "image": {"repository": "r/load"}}
-    objects = helm.render(GATEWAY, {"podSecurityContext": unset, "loadTest": load})
-    objects += helm.render(MODEL_SERVER, {"engine": "simulated", "simulated": {"podSecurityContext": unset}})
+    objects = helm.render(GATEWAY, {"podSecurityContext": UNSET, "loadTest": LOAD})
+    objects += helm.render(MODEL_SERVER, {"engine": "simulated", "simulated": {"podSecurityContext": UNSET}})
     specs = dict(pod_specs(objects))
     assert len(specs) == 5
+    left = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     for name, spec in specs.items():
-        assert spec["securityContext"] == {
-            "runAsNonRoot": True,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        }, name
+        assert spec["securityContext"] == left, name
 
 
 def test_vllm_has_a_home_that_any_user_may_write(helm: Helm) -> None:
-    unset = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"))
     sidecar = {"profile": {"lora": {"runtimeUpdates": True}}, "loraSync": {"enabled": True}}
-    for given in ({}, {"podSecurityContext": unset}):
+    for given in ({}, {"podSecurityContext": UNSET}):
         deployment = of_kind(helm.render(MODEL_SERVER, {"vllm": given, **sidecar}), "Deployment")
         spec = deployment["spec"]["template"]["spec"]
         assert ("runAsUser" in spec["initContainers"][0]["securityContext"]) == (not given)
@@ -340,7 +335,7 @@ def test_labels_annotations_and_priority_reach_every_pod_of_the_gateway(helm: He
             "priorityClassName": "high",
             "runtimeClassName": "gvisor",
             "tolerations": [{"operator": "Exists"}],
-            "loadTest": {"enabled": True, "image": {"repository": "r/load"}},
+            "loadTest": LOAD,
         },
     )
     deployments = [each for each in objects if each["kind"] == "Deployment"]

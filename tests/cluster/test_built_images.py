@@ -39,7 +39,7 @@ async def test_the_images_carry_requests_by_prefix(
     with running_node(cluster, images={**IMAGES, **built}, folder=tmp_path / "node") as node:
         one = {"drain__settleSeconds": 1, "podDisruptionBudget__enabled": False}
         simulated = {**one, "engine": "simulated"}
-        gateway = {**one, "replicas": 1, "autoscaling__enabled": False, "test__model": MODEL}
+        gateway = {**one, "replicas": 1, "test__model": MODEL}
         await asyncio.gather(
             site.upgrade("servers", "model-server", replicas=2, profile__model=MODEL, **simulated),
             site.upgrade("others", "model-server", replicas=1, profile__model=OTHER, **simulated),

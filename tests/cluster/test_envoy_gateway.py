@@ -34,8 +34,6 @@ VALUES: Final[dict[str, Any]] = {
     "shape": "gateway",
     "gateway__provider": "envoy-gateway",
     "gateway__httpRoute": {"enabled": True, "parentRefs": [{"name": "inference"}]},
-    "autoscaling__enabled": False,
-    "replicas": 2,
     "longestAnswerSeconds": 60,
     "policy__sampling": {"share": 1.0},
 }

@@ -19,9 +19,11 @@ import yaml
 
 from tests.cluster.installed import (
     CHARTS,
+    DEADLINE_S,
     IMAGES,
     IN_FLIGHT,
     LONGEST_ANSWER_S,
+    MODEL,
     SERVERS,
     Installed,
     site_on,
@@ -85,8 +87,6 @@ async def install(site: Installed) -> None:
         site.upgrade(
             "gateway",
             "prefix-gateway",
-            autoscaling__enabled=False,
-            replicas=2,
             tls__secretName="clients",
             config__workers=WORKERS,
             config__envoy__maxMessageTimeoutSeconds=600,
@@ -121,8 +121,10 @@ async def prometheus(site: Installed, node: RunningNode, folder: Path) -> AsyncI
 async def scaled_object(site: Installed) -> dict[str, Any]:
     """Return the ScaledObject that the chart makes for a pool that may have no server."""
     keda = f"autoscaling.keda.enabled=true,autoscaling.keda.prometheus=http://{PROMETHEUS}"
-    values = ("--set", f"engine=simulated,autoscaling.enabled=true,autoscaling.minReplicas=0,{keda}")
-    rendered = await site.helm("template", "servers", CHARTS / "model-server", *values)
+    values = (
+        f"engine=simulated,profile.model={MODEL},autoscaling.enabled=true,autoscaling.minReplicas=0,{keda}"
+    )
+    rendered = await site.helm("template", "servers", CHARTS / "model-server", "--set", values)
     (scaled,) = [each for each in yaml.safe_load_all(rendered) if each and each["kind"] == "ScaledObject"]
     return dict(scaled)
 
@@ -213,7 +215,7 @@ async def from_zero(
             return int((await site.get("deployment", SERVERS))["spec"]["replicas"])
 
         async def wait(of: str, value: int, *, what: str) -> None:
-            await wait_until(lambda: shows(of, value), what=what, timeout_s=120)
+            await wait_until(lambda: shows(of, value), what=what, timeout_s=DEADLINE_S)
 
         async def scaled_to(count: int, *, after: dict[str, Any]) -> None:
             """Change the ScaledObject, so that what follows takes seconds, and wait for this many servers."""
@@ -223,7 +225,7 @@ async def from_zero(
             async def scaled() -> bool:
                 return await replicas() == count
 
-            await wait_until(scaled, what=f"{count} servers", timeout_s=240)
+            await wait_until(scaled, what=f"{count} servers", timeout_s=DEADLINE_S)
 
         autoscaler, too_few = f"keda-hpa-{SERVERS}", f"{query} > bool {TARGET}"
         await wait("count(epp_sharing_peers >= 1)", 2 * WORKERS, what="all pickers share")
@@ -242,6 +244,7 @@ async def from_zero(
             assert not [sent.fault for sent in await asyncio.gather(*burst) if sent.fault]
             at_once = {"behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}}}
             await scaled_to(1, after={"advanced": {"horizontalPodAutoscalerConfig": at_once}})
+            await wait(f"max({query})", 0, what="a pool without work for three minutes")
             await scaled_to(0, after={"cooldownPeriod": 1})
             await site.pods_are(node, "servers", 0)
     return f"from zero: answered after {outcome.seconds:.1f} s"
