@@ -77,7 +77,7 @@ class App:
         self._use_policy(self._inputs.policy)
         self._gate = Gate(self._picker)
         self._sharing = sharing.make(self._picker, config.sharing, hub=hub, keep=sources.keep)
-        make_exact = self._inputs.make_exact
+        make_exact = self._inputs.make_exact_service
         self._exact = make_exact(self._picker) if make_exact is not None else None
         self._make_sources()
         self._eds_file = Path(config.envoy.eds_file) if config.envoy.eds_file and worker == 0 else None

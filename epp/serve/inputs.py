@@ -51,7 +51,7 @@ class Inputs:
     or the file was refused.
     """
     endpoints_text: bytes
-    make_exact: Callable[[Picker], ExactService] | None
+    make_exact_service: Callable[[Picker], ExactService] | None
     """Makes exact mode, with the tokenizers and templates that were read. None: it is off."""
 
 
@@ -65,12 +65,12 @@ def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
     if config.kubernetes is not None:
         require(config.kubernetes)
     sharing.require(config.sharing)
-    make_exact: Callable[[Picker], ExactService] | None = None
+    make_exact_service: Callable[[Picker], ExactService] | None = None
     if config.exact_mode is not None:
         from epp.sources.kvevents import service as exact  # noqa: PLC0415 - nothing of exact mode is loaded without it
 
         models = exact.read_models(config.exact_mode)
-        make_exact = partial(exact.make, settings=config.exact_mode, models=models)
+        make_exact_service = partial(exact.make, settings=config.exact_mode, models=models)
     tracing.require(config.tracing)
     endpoints_text = _NO_ENDPOINTS
     if config.endpoints_file:
@@ -90,7 +90,7 @@ def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
         listed=load_endpoints(endpoints_text, source=config.endpoints_file),
         policy_text=policy_text,
         endpoints_text=endpoints_text,
-        make_exact=make_exact,
+        make_exact_service=make_exact_service,
     )
 
 

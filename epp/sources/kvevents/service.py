@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -217,11 +218,8 @@ def make(picker: Picker, settings: ExactMode, models: Mapping[str, ModelSettings
     """Return the service. It listens to the picker from now on; `run` starts the rest."""
     prompts = RoutedPrompts()
     picker.subscribe(prompts.on_event)
-
-    def exact() -> Exact:
-        return Exact(models, max_blocks=settings.max_blocks, max_chunks=_MOST_CHUNKS)
-
-    return ExactService(picker, prompts, exact, settings)
+    make_exact = partial(Exact, models, max_blocks=settings.max_blocks, max_chunks=_MOST_CHUNKS)
+    return ExactService(picker, prompts, make_exact, settings)
 
 
 def event_source(endpoint: Endpoint, settings: ExactMode) -> EventSource | None:
