@@ -59,7 +59,7 @@ class SharingService:
     _channel: str = ""
     """The channel that this picker has joined."""
     _joined: bool = False
-    """Whether it has sent all that it had to say there."""
+    """Whether it has sent all that it had to send there."""
     _unsent: bytes | None = None
     _agreed_at: float = -inf
     """When the hash secret was last compared with the pool's."""
@@ -81,7 +81,7 @@ class SharingService:
 
     async def run(self) -> None:
         self._started = self.clock()
-        loops = {"saying": self._send, "reading": self._read, "forgetting": self._forget}
+        loops = {"sending": self._send, "reading": self._read, "forgetting": self._forget}
         tasks: set[asyncio.Task[None]] = {
             asyncio.create_task(self.keep("sharing", loop), name=f"sharing: {name}")
             for name, loop in loops.items()
