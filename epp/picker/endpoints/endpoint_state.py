@@ -234,8 +234,8 @@ class EndpointState:
         self.backlog.clear_before(done_before, now=now, rate=rate)
         if before is not None:
             oldest = self.backlog.oldest
-            # Bookings from before the earlier page that are not done yet kept the server busy all the time.
-            busy = oldest is not None and oldest.booked_at <= before.scraped_at
+            # Work from before the earlier page kept the server busy all the time, or waits for its adapter.
+            busy = oldest is not None and oldest.booked_at <= before.scraped_at and not oldest.loads
             self.rate.observe(before, after, busy=busy)
             if after.loaded_adapters is not None:
                 # The server would name an adapter that was last used before the earlier page.

@@ -36,6 +36,7 @@ def page(
     running: int = 0,
     waiting: int = 0,
     prompt_tokens: float | None = None,
+    cached: float | None = None,
     begun: float | None = None,
     finished: float | None = None,
 ) -> EndpointMetrics:
@@ -44,6 +45,7 @@ def page(
         running=running,
         waiting=waiting,
         prompt_tokens=prompt_tokens,
+        cached_prompt_tokens=cached,
         ttft_count=begun,
         finished=finished,
     )

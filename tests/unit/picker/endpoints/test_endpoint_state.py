@@ -167,17 +167,18 @@ def test_a_server_that_had_work_all_the_time_teaches_how_fast_it_is(booked_at: f
         book(state, 500, now=booked_at)
     for n in range(1, 31):
         counted = 500.0 * (n - 1)
-        metrics = EndpointMetrics(
-            scraped_at=float(n),
-            running=60,
-            prompt_tokens=counted,
-            cached_prompt_tokens=0.0,
-            ttft_count=n - 1.0,
-        )
-        state.take_page(metrics, now=float(n))
+        state.take_page(page(n, running=60, prompt_tokens=counted, cached=0.0, begun=n - 1), now=n)
         if n == 2:
             assert (state.tokens_per_s < 1000) == (booked_at < 1)
     assert state.tokens_per_s == pytest.approx(550, rel=0.1)
+
+
+def test_a_server_with_an_adapter_to_load_does_not_look_slow() -> None:
+    state = a_state()
+    state.book(Booking(tokens=500, booked_at=0.5, loads=True), now=0.5)
+    for n in range(1, 31):
+        state.take_page(page(n, running=2, prompt_tokens=100.0 * n, cached=0.0, begun=0), now=n)
+    assert state.tokens_per_s == 1000
 
 
 def test_a_first_token_ends_a_booking_however_many_tokens_were_expected() -> None:
@@ -243,10 +244,7 @@ def test_computed_tokens_a_second_end_two_minutes_after_the_work() -> None:
     shown = []
     for second in range(400):
         tokens = 1000.0 * min(second, 60) + 4 * (second >= 220)
-        page_now = EndpointMetrics(
-            scraped_at=float(second), prompt_tokens=tokens, cached_prompt_tokens=tokens / 4
-        )
-        state.take_page(page_now, now=float(second))
+        state.take_page(page(second, prompt_tokens=tokens, cached=tokens / 4), now=second)
         shown.append(state.computed_per_s)
     assert shown[60] == pytest.approx(750, rel=0.15)
     assert 0 < shown[119] < 750 * 0.2
