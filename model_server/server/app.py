@@ -50,9 +50,9 @@ server.
 
 _CLIENT_GONE = 499
 """The status of an answer whose client has gone. No client reads it. An exception instead of an answer would
-write a traceback to the log for each client that goes away.
-"""
+write a traceback to the log."""
 _READ_AT_ONCE_BYTES = 64 * 1024
+_PICTURES = re.compile(rb"image|\\u006")  # in the types of pictures, where letters may be escaped
 _RESPONSE = "/v1/responses/{id}"
 _MAX_BODY_BYTES = web.AppKey("max_body_bytes", int)
 
@@ -168,11 +168,11 @@ class Api:
         return await self._answer(http, job, EmbeddingsReply(**self._head(http, job), body=body), arrival_s)
 
     async def _read(self, http: web.Request, read: Callable[[bytes], Outcome]) -> Outcome:
-        """Read the body. Long bodies are read in a thread, one after the other, since tokenizing their text
-        takes seconds.
+        """Read the body. Long bodies, and those with pictures, are read in a thread, one after the other,
+        since tokenizing their text takes seconds.
         """
         raw = await http.read()
-        if len(raw) <= _READ_AT_ONCE_BYTES:
+        if len(raw) <= _READ_AT_ONCE_BYTES and not _PICTURES.search(raw):
             return read(raw)
         return await asyncio.get_running_loop().run_in_executor(self._reading, read, raw)
 

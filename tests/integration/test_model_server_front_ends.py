@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import struct
+import threading
 from typing import Any
 
 import pytest
@@ -142,14 +143,14 @@ TURNS: dict[str, list[dict[str, Any]]] = {
 
 
 async def test_calls_their_results_and_a_picture_are_one_prompt_in_every_api(start: Start) -> None:
-    server, said = await start(), {}
+    server, said, before = await start(), {}, set(threading.enumerate())
     for path, turns in TURNS.items():
         body = {"input": [USER, *turns], "messages": [USER, *turns], "max_output_tokens": 9, "max_tokens": 9}
         status, answer = await server.post(path, body)
         assert status == 200, answer
-        [text] = re.findall(r"'(?:content|text)': '([^']+)'", str(answer))
-        said[path] = text
+        [said[path]] = re.findall(r"'(?:content|text)': '([^']+)'", str(answer))
     assert len(set(said.values())) == 1
+    assert "request-reader_0" in {each.name for each in set(threading.enumerate()) - before}
 
 
 async def test_a_call_in_a_kept_response_is_one_of_its_turns(start: Start) -> None:
