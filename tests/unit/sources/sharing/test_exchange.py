@@ -75,6 +75,7 @@ def test_a_server_that_fails_one_picker_is_left_out_by_all() -> None:
 
 def hangs_for(replica: Replica, name: str, *, now: float) -> None:
     """Half of twenty requests get no first byte. Those that went elsewhere get one."""
+    replica.picker.news.observe(EndpointName(name), EndpointMetrics(scraped_at=now), now=now)
     for n in range(20):
         pick = replica.pick(text(f"{name}{n}"), now=now + n / 100)
         if pick.decision.chosen != name:
