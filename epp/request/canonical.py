@@ -350,7 +350,7 @@ def render_items(sections: list[Piece], raw: Raw, *, media: list[Media]) -> None
             sections += (heading(role), PART.join(parts))
         else:
             called = (item.namespace, item.name, item.arguments, item.input)
-            known = [text_or_json(part) for part in called if present(part)]
+            known = [text_or_json(part) for part in called if part is not NO_RAW]
             if first_byte(item.output) in b'"[':
                 known.append(PART.join(content_parts(item.output, media=media)))
             if not known:

@@ -136,7 +136,7 @@ def test_responses_items_other_than_messages_are_distinguished() -> None:
         prompt(role="function_call", content="f"),
     }
     assert len(rendered) == 9
-    assert prompt(**call, id="fc_1", status="completed", namespace=None) == prompt(**call)
+    assert prompt(**call, id="fc_1", status="completed") == prompt(**call)
     assert prompt(type="reasoning", summary=[]) == prompt(type="reasoning", encrypted_content="x") == b""
 
 
