@@ -1,11 +1,10 @@
 """Asks every server for its list of models, slowly, off the pick path.
 
-One loop checks ten times a second which servers are due. Each pass asks at most `_AT_ONCE` servers, so any
-number of servers that hang delay the others by a few passes, and some 400 questions are open at most. Lists
+One loop checks ten times a second which servers are due. After the start each pass asks at most `_AT_ONCE`,
+so any number of servers that hang delay the others by a few passes, and some 400 questions are open. Lists
 are passed on in portions, since each portion makes the fleet build a new index. While a server cannot be
 asked, its last list stays. If a request names a model that no server lists, the servers are asked again soon,
-because an adapter may have been loaded since. For any number of such requests, at most `_SOON_PER_S` servers
-are asked in a second.
+because an adapter may have been loaded since, but at most `_SOON_PER_S` servers in a second.
 
 Called by `app`; everything runs on the event loop's thread.
 """
@@ -103,19 +102,20 @@ class ModelLists:
                 answers, self._answers = self._answers, {}
                 if answers:
                     self.on_lists(answers)
-                for server in self._due(now=self.clock()):
+                started = self.clock() > self._told_at + START_S
+                for server in self._due(now=self.clock())[: _AT_ONCE if started else None]:
                     server.asking = True
                     group.create_task(self._ask(server), name=f"models of {server.endpoint.name}")
                     # Each connects in a turn of its own, so that requests come between.
-                    await asyncio.sleep(1 / NEW_PER_S if self.clock() > self._told_at + START_S else 0)
+                    await asyncio.sleep(1 / NEW_PER_S if started else 0)
                 await asyncio.sleep(_LOOK_S)
 
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _due(self, *, now: float) -> Sequence[_ListedServer]:
         self._look_for_new_models(now=now)
-        due = [s for s in self._servers.values() if not s.asking and s.due_at <= now]
-        return sorted(due, key=lambda server: server.due_at)[:_AT_ONCE]
+        due = (s for s in self._servers.values() if not s.asking and s.due_at <= now)
+        return sorted(due, key=lambda server: server.due_at)
 
     def _look_for_new_models(self, *, now: float) -> None:
         asked = self.unknown_asked()
