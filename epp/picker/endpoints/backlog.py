@@ -145,8 +145,8 @@ class Backlog:
         self.drained_tokens = min(self.drained_tokens, float(self.tokens))
 
     def _unwait(self, booking: Booking) -> None:
-        """Let no later request have waited for this one, since the server did not compute it."""
-        for later in reversed(self.bookings):
+        """Let none of the last requests have waited for this one, which the server did not compute."""
+        for later in islice(reversed(self.bookings), 256):  # no release takes long
             if later is booking:
                 return
             later.ahead_tokens -= booking.tokens

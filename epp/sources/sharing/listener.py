@@ -43,7 +43,7 @@ from epp.sources.sharing.batches import (
 )
 from epp.sources.sharing_status import SharingStatus
 
-_MOST_OPEN: Final = 100_000
+_MOST_OPEN: Final = 20_000
 """Most open requests of all other pickers. Further ones are ignored."""
 _HASH_BYTES: Final = 8
 _GRACE_S: Final = 2.0
@@ -85,7 +85,7 @@ class Listener:
 
     def forget_all(self, *, now: float) -> None:
         """Forget the requests of all other pickers: the channel is another one now."""
-        for who in list(self._peers):
+        for who in reversed(list(self._peers)):
             self._forget(who, now=now)
 
     def apply(self, data: bytes | memoryview, *, now: float, age_s: float = 0.0) -> Iterator[None]:
@@ -119,7 +119,7 @@ class Listener:
 
     def expire(self, *, now: float) -> None:
         """Forget silent pickers."""
-        for who in [w for w, peer in self._peers.items() if now - peer.heard_at > self._timeout_s]:
+        for who in [w for w, p in reversed(self._peers.items()) if now - p.heard_at > self._timeout_s]:
             self._forget(who, now=now)
 
     # -- parts -----------------------------------------------------------------------------------------------
@@ -235,8 +235,8 @@ class Listener:
             guesses.drop(request.guess)
 
     def _release_all(self, peer: _Peer, *, now: float) -> None:
-        """Release all requests of a peer, whatever became of them."""
-        for request in peer.open.values():
+        """Release all requests of a peer, whatever became of them: the last first, which none waits for."""
+        for request in reversed(peer.open.values()):
             if request.booked:
                 request.guess.state.release(request.guess.booking, computed=False, peers_at=now, now=now)
             self._picker.guesses.drop(request.guess)

@@ -17,6 +17,7 @@ from epp.sources.sharing.batches import (
     encode,
     identity_of,
 )
+from tests.harness.steps import steps
 from tests.unit.sources.sharing.pickers import Replica
 
 LONG = pack_hashes(range(1, MOST_CHUNKS + 1))
@@ -33,11 +34,11 @@ def peer_batch(events: list[Event]) -> bytes:
 def test_a_batch_is_applied_event_by_event() -> None:
     replica = Replica(1)
     data = peer_batch([began(replica, n, LONG) for n in range(1, 9)])
-    steps = 0
+    applied = 0
     for _ in replica.exchange.listener.apply(data, now=1.1):
-        steps += 1
+        applied += 1
         replica.check()
-    assert steps == 8
+    assert applied == 8
 
 
 @pytest.mark.parametrize("how", ["given up", "forgotten"])
@@ -56,6 +57,15 @@ def test_a_batch_that_is_applied_only_partly_leaves_no_bookings(how: str) -> Non
             next(hearing)
     assert replica.in_flight_of_peers() == {}
     replica.check()
+
+
+def test_forgetting_a_picker_costs_the_same_for_each_of_its_requests() -> None:
+    costs = []
+    for count in (100, 400):
+        replica = Replica(1)
+        replica.receive([peer_batch([began(replica, n, b"") for n in range(count)])], now=1.1)
+        costs.append(steps(lambda: replica.exchange.listener.forget_all(now=1.2)))  # noqa: B023 - called at once
+    assert costs[1] < 5 * costs[0]
 
 
 def test_longer_chains_are_known_by_their_beginning() -> None:
