@@ -46,11 +46,8 @@ async def test_invalid_values_in_redis_end_no_running_and_no_starting_picker(tmp
         running_backend("s0") as backend,
         aredis.Redis(port=redis.port, protocol=2) as client,
     ):
-        stream, name, junks = (
-            f"{channel()}:stream",
-            "epp_sharing_skipped_events_total",
-            (DEEP, b"", b"\xff" * 100),
-        )
+        stream, name = f"{channel()}:stream", "epp_sharing_skipped_events_total"
+        junks = DEEP, b"", b"\xff" * 100
         for junk in junks:
             await client.xadd(stream, {b"b": junk})
         async with picker_on(tmp_path, backend, redis) as picker:

@@ -385,3 +385,20 @@ async def test_a_few_new_servers_are_asked_in_a_turn_later_in_a_second() -> None
         await asyncio.sleep(0.5)
         assert server.connections < 60, "a hundred are asked in a second"
         await wait_until(lambda: server.connections >= 100, what="all were asked")
+
+
+async def test_many_dead_servers_keep_no_other_server_waiting() -> None:
+    """Neither a new one nor one that fails."""
+    watched = WatchedScraper(msgspec.structs.replace(FAST, stale_after_seconds=0.2))
+    dead = [scraped_endpoint(f"dead {n}", Address("127.0.0.1", 1)) for n in range(200)]
+    async with BareServer(http(b"", status="404 Not Found")).running() as server, watched.running():
+        failing, new = (scraped_endpoint(name, server.address) for name in ("failing", "new"))
+        watched.scraper.clock = lambda: time.monotonic() - 10.0
+        watched.scraper.set_endpoints([failing])
+        watched.scraper.clock = time.monotonic  # the start is over
+        watched.scraper.set_endpoints([failing, *dead])
+        await watched.until(lambda: len(watched.seen) == 201)
+        watched.scraper.set_endpoints([failing, *dead, new])
+        reports, goal = sum(map(len, watched.seen.values())), len(watched.seen["failing"]) + 2
+        await watched.until(lambda: bool(watched.seen["new"]) and len(watched.seen["failing"]) >= goal)
+        assert sum(map(len, watched.seen.values())) < reports + 100

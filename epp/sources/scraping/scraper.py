@@ -5,6 +5,7 @@ of its task end this, and the other endpoints never wait. First scrapes are spre
 scrapes are jittered, so that a fleet is not read in one burst. A server where nothing runs is read less often
 until it gets a request, and servers that become idle together are spread over that longer interval. A task
 that waits looks once a second whether a changed policy, or a request to its server, has made its scrape due.
+The more servers have never answered, the less often each of them is asked again.
 
 The scraper passes the numbers of each page to `on_metrics`, or None for a failed scrape. A server that has
 never given a number but answers (404, a page of another kind) is up: its numbers are all unknown. It answers
@@ -40,6 +41,8 @@ _IN_A_TURN: Final = 8
 """Some 2 ms. With one in a turn, a busy picker took seven times as long to find that 300 servers are away."""
 _PAGES_PER_S: Final = 200
 """Reading a page takes the picker up to half a millisecond, so this takes a tenth of a core."""
+_AGAIN_PER_S: Final = 50
+"""Servers that are asked again in a second although they have never answered. There may be thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +87,13 @@ class Scraper:
     _targets: dict[EndpointName, _ScrapedServer] = field(default_factory=dict, init=False)
     _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """Set when the targets are others than those that have tasks."""
+    _silent: set[_ScrapedServer] = field(default_factory=set, init=False)
+    """The targets that have never answered."""
     _turn: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, _IN_A_TURN), init=False)
     """Any number of servers may be new or fail together. A few are connected in each turn of the loop, so
     that requests come between them."""
+    _new_turn: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, _IN_A_TURN), init=False)
+    """For first questions, which wait longer."""
     _told_at: float = field(default=inf, init=False)
     """When the first list of endpoints came."""
 
@@ -115,6 +122,7 @@ class Scraper:
                 target = _ScrapedServer(endpoint, *_page_of(endpoint))
             target.endpoint = endpoint
             self._targets[endpoint.name] = target
+        self._silent = {target for target in self._targets.values() if target.answered_at is None}
         self._changed.set()
 
     def ages(self, now: float) -> Mapping[EndpointName, ScrapeAge]:
@@ -132,14 +140,14 @@ class Scraper:
                 await self._wait(target, since=started_at, intervals=intervals)
                 # The interval is from start to start, so a slow server is read as often as others.
                 started_at, intervals = self.clock(), 1 + self.rng.uniform(-_JITTER, _JITTER)
-                was_idle = target.idle
+                was_idle, had_error = target.idle, bool(target.error)
                 if target.error or not target.has_numbers:
-                    new = target.answered_at is None and self.clock() > self._told_at + START_S
-                    async with self._turn:
+                    new = not had_error and self.clock() > self._told_at + START_S
+                    async with self._new_turn if new else self._turn:
                         await asyncio.sleep(_IN_A_TURN / NEW_PER_S if new else 0)
                 self._report(target, *await self._scrape(target))
-                if target.idle and not was_idle:
-                    # Servers that became idle together are spread over the longer interval from now on.
+                if (target.idle and not was_idle) or (target in self._silent and not had_error):
+                    # Servers that became idle or failed together are spread over the longer interval.
                     intervals = self.rng.random()
         finally:
             target.client.close()
@@ -155,6 +163,8 @@ class Scraper:
         settings = self.settings()
         soon_s = min(1.0, settings.stale_after_seconds / 2)  # no page may be stale because the fleet is large
         busy_s = max(settings.interval_seconds, min(soon_s, len(self._targets) / _PAGES_PER_S))
+        if target.error and target in self._silent:
+            return max(busy_s, len(self._silent) / _AGAIN_PER_S)
         if target.idle and not self.in_use(target.endpoint.name):
             return max(busy_s, settings.idle_interval_seconds)
         return busy_s
@@ -181,16 +191,13 @@ class Scraper:
         if self._targets.get(name) is not target:
             return  # it left while it was asked
         if error and not target.error:
-            logger.warning(
-                "scrape of %s at %s fails: %s; %s",
-                name,
-                address,
-                error,
-                "only the load that the picker sent there counts"
-                if metrics is not None
-                else f"after {self.settings().failures_to_eject} failed scrapes in a row the endpoint gets no "
-                "requests while others answer",
-            )
+            if metrics is not None:
+                effect = "only the load that the picker sent there counts"
+            else:
+                effect = "the endpoint gets no requests while others answer"
+                if target not in self._silent:
+                    effect = f"after {self.settings().failures_to_eject} failed scrapes in a row {effect}"
+            logger.warning("scrape of %s at %s fails: %s; %s", name, address, error, effect)
         elif target.error and not error:
             logger.info("scrape of %s at %s works again", name, address)
         target.error = error
@@ -198,6 +205,7 @@ class Scraper:
         target.idle = metrics is not None and metrics.inside == 0
         if metrics is not None:
             target.answered_at = metrics.scraped_at
+            self._silent.discard(target)
         self.on_metrics(name, metrics)
 
 

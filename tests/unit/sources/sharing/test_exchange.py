@@ -214,11 +214,3 @@ def test_an_idle_picker_sends_a_batch_once_a_second() -> None:
     assert one.send(now=10.0)
     assert one.send(now=10.5) == []
     assert one.send(now=11.0)
-
-
-def test_a_picker_that_leaves_the_channel_keeps_no_requests_of_others() -> None:
-    one, other = two()
-    one.pick(text("p"), now=10.0)
-    other.receive(one.send(now=10.0), now=10.0)
-    other.exchange.listener.forget_all(now=10.5)
-    assert other.in_flight_of_peers() == {}
