@@ -132,11 +132,9 @@ async def test_a_picker_that_joins_has_the_table_of_the_others_at_once(tmp_path:
         await one.learns(prompts[-1])
         async with sharing_over(Redis(url=server.url)) as joined:
             await wait_until(lambda: joined.service.warm, what="the new picker is ready", timeout_s=60)
+            new, old = joined.replica.picker, one.replica.picker
             await wait_until(
-                lambda: (
-                    joined.replica.picker.caches.table.entries
-                    >= 0.9 * one.replica.picker.caches.table.entries
-                ),
+                lambda: new.caches.table.entries >= 0.9 * old.caches.table.entries,
                 what="the new picker has nine tenths of the table",
                 timeout_s=60,
             )

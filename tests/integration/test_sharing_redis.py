@@ -71,9 +71,7 @@ async def test_replicas_agree_on_an_autoscalers_signals_within_five_percent(tmp_
             whole = min(told) >= 0.95 * (sent_s - (now - began))
             return whole and max(told) <= 1.05 * min(told) and max(gauges) <= 1.05 * min(gauges)
 
-        await wait_until(
-            agree, what="all pickers report the undone work of the whole pool", timeout_s=sent_s / 2
-        )
+        await wait_until(agree, what="all report the work of the whole pool", timeout_s=sent_s / 2)
 
 
 async def test_the_stream_is_bounded_and_an_unused_channel_goes_away(tmp_path: Path) -> None:

@@ -195,6 +195,5 @@ def identity_of(state: EndpointState) -> int:
     the same on all pickers.
     """
     endpoint = state.endpoint
-    return (
-        xxh3_64_intdigest(f"{endpoint.incarnation}\0{endpoint.model}".encode("utf-8", "surrogatepass")) >> 32
-    )
+    named = f"{endpoint.incarnation}\0{endpoint.model}".encode("utf-8", "surrogatepass")
+    return xxh3_64_intdigest(named) >> 32

@@ -14,7 +14,7 @@ events.
 Pure: `now` is the caller's monotonic time, and `age_s` is how long a batch was on its way.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -43,8 +43,11 @@ from epp.sources.sharing.batches import (
 )
 from epp.sources.sharing_status import SharingStatus
 
-_MOST_OPEN: Final = 20_000
-"""Most open requests of all other pickers. Further ones are ignored."""
+_MOST_OPEN: Final = 100_000
+"""Most open requests of all other pickers, some 1 KB each: a thousand servers run 64,000. Further ones are
+ignored, with their load and their prefixes."""
+_AT_ONCE: Final = 64
+"""Open requests that are released in a step. One takes up to 20 us."""
 _HASH_BYTES: Final = 8
 _GRACE_S: Final = 2.0
 """A peer is not forgotten within this time after a batch has come. It is twice the pause between signs of
@@ -78,15 +81,16 @@ class Listener:
         self._me = me
         self._timeout_s = timeout_s
         self._peers: dict[bytes, _Peer] = {}
+        self._open = 0
+        """The number of open requests of all peers."""
 
     @property
     def peers(self) -> int:
         return len(self._peers)
 
-    def forget_all(self, *, now: float) -> None:
-        """Forget the requests of all other pickers: the channel is another one now."""
-        for who in reversed(list(self._peers)):
-            self._forget(who, now=now)
+    def forget_all(self, *, now: float) -> bool:
+        """Forget all other pickers: the channel is another one now. Return whether more steps may be due."""
+        return self._forget_one_of(self._peers.items(), now=now)
 
     def apply(self, data: bytes | memoryview, *, now: float, age_s: float = 0.0) -> Iterator[None]:
         """Apply a batch, an event at each step. This picker's own are skipped. Raises MalformedBatchError."""
@@ -98,8 +102,7 @@ class Listener:
             peer = self._peers[batch.speaker] = _Peer(now - age_s, batch.number - 1)
         if batch.number <= peer.number:
             return  # a sender that does not know whether a batch arrived sends it again
-        if batch.number != peer.number + 1:
-            self._missed(peer, now=now)
+        missed = batch.number != peer.number + 1
         peer.number = batch.number
         current = age_s < self._timeout_s
         # A late batch is a weak sign that its sender still lives, but the next one of a peer that is always
@@ -107,30 +110,34 @@ class Listener:
         late_s = min(age_s, self._timeout_s - _GRACE_S) if current else 0.0
         peer.heard_at = max(peer.heard_at, now - late_s)
         try:
+            self._counts.gaps += missed
+            while missed and self._release_some(peer, now=now):
+                yield
             for event in batch.events:
+                if self._peers.get(batch.speaker) is not peer:
+                    return  # the peer was forgotten meanwhile
                 at = now - age_s - max(0, batch.at_ms - event.at_ms) / 1000
                 self._apply(peer, event, at=at, now=now, current=current)
                 yield
-                if self._peers.get(batch.speaker) is not peer:
-                    return  # the peer was forgotten meanwhile
         except (MalformedBatchError, GeneratorExit):
-            self._missed(peer, now=now)  # the rest of the batch is missing
+            self._counts.gaps += 1  # the rest of the batch is missing
+            while self._release_some(peer, now=now):
+                pass
             raise
 
-    def expire(self, *, now: float) -> None:
-        """Forget silent pickers."""
-        for who in [w for w, p in reversed(self._peers.items()) if now - p.heard_at > self._timeout_s]:
-            self._forget(who, now=now)
+    def expire(self, *, now: float) -> bool:
+        """Forget silent pickers. Return whether more steps may be due."""
+        silent = (item for item in self._peers.items() if now - item[1].heard_at > self._timeout_s)
+        return self._forget_one_of(silent, now=now)
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _missed(self, peer: _Peer, *, now: float) -> None:
-        """Release all requests of the peer, because batches are missing, perhaps with ends of requests."""
-        self._counts.gaps += 1
-        self._release_all(peer, now=now)
-
-    def _forget(self, who: bytes, *, now: float) -> None:
-        self._release_all(self._peers.pop(who), now=now)
+    def _forget_one_of(self, peers: Iterable[tuple[bytes, _Peer]], *, now: float) -> bool:
+        for who, peer in peers:
+            if not self._release_some(peer, now=now):
+                del self._peers[who]
+            return True
+        return False
 
     def _apply(self, peer: _Peer, event: Event, *, at: float, now: float, current: bool) -> None:
         """at: when the event happened, by our clock. current: whether requests of this picker still count as
@@ -142,7 +149,7 @@ class Listener:
                     self._counts.applied_events += 1
                     self._picker.guesses.prove(request.guess, now=now)
             case SharedOver():
-                request = peer.open.pop(event.number, None)
+                request = self._taken(peer, event.number)
                 if request is not None:  # otherwise it began before this picker listened
                     self._counts.applied_events += 1
                     self._close(request, event, at=at, now=now, current=current)
@@ -188,12 +195,12 @@ class Listener:
         self, peer: _Peer, event: SharedBegan, state: EndpointState, *, at: float, now: float, books: bool
     ) -> None:
         chain, adapter = _chain(event.chain), event.adapter
-        before = peer.open.pop(event.number, None)
+        before = self._taken(peer, event.number)
         if before is not None:
             # The data plane tried another server.
             tried = SharedOver(event.at_ms, event.number, Kept.LOST, failed=True)
             self._close(before, tried, at=at, now=now, current=books)
-        if sum(len(each.open) for each in self._peers.values()) >= _MOST_OPEN:
+        if self._open >= _MOST_OPEN:
             return
         if at < state.cold_at:
             self._counts.skipped["stale"] += bool(chain)
@@ -204,6 +211,7 @@ class Listener:
             state.book(booking, peers_at=at, now=now)
             self._picker.fleet.unreported.reported(state.model, age_s=now - at, now=now)
         peer.open[event.number] = _OpenPick(guess, booked=books)
+        self._open += 1
 
     def _hold(self, state: EndpointState, chain: list[ChunkHash], *, at: float, now: float) -> None:
         if at < state.cold_at:
@@ -234,13 +242,22 @@ class Listener:
         else:
             guesses.drop(request.guess)
 
-    def _release_all(self, peer: _Peer, *, now: float) -> None:
-        """Release all requests of a peer, whatever became of them: the last first, which none waits for."""
-        for request in reversed(peer.open.values()):
+    def _taken(self, peer: _Peer, number: int) -> _OpenPick | None:
+        request = peer.open.pop(number, None)
+        self._open -= request is not None
+        return request
+
+    def _release_some(self, peer: _Peer, *, now: float) -> bool:
+        """Release some requests of a peer, whatever became of them: the last first, which fewest wait for.
+        Return whether more are open.
+        """
+        for _ in range(min(_AT_ONCE, len(peer.open))):
+            _, request = peer.open.popitem()
+            self._open -= 1
             if request.booked:
                 request.guess.state.release(request.guess.booking, computed=False, peers_at=now, now=now)
             self._picker.guesses.drop(request.guess)
-        peer.open.clear()
+        return bool(peer.open)
 
     def _restarted(self, state: EndpointState, *, at: float) -> None:
         """Forget the cache of an endpoint, since another picker saw its counters go back."""
@@ -249,6 +266,7 @@ class Listener:
             clear_endpoint(self._picker.caches.table, state.endpoint.name)
 
     def check_integrity(self) -> None:
+        assert self._open == sum(len(peer.open) for peer in self._peers.values())
         held: dict[int, int] = {}
         for peer in self._peers.values():
             for request in [request for request in peer.open.values() if request.booked]:

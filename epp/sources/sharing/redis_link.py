@@ -80,9 +80,7 @@ class _BoundedParser(_AsyncRESP2Parser):
             self._left = _MOST_LIST_BYTES
         self._lines += 1
         if self._lines > _MOST_LINES:
-            raise exceptions.InvalidResponse(
-                f"a reply of more than {_MOST_LINES} values is too long to be read"
-            )
+            raise exceptions.InvalidResponse(f"a reply has more than {_MOST_LINES} values")
         if self._lines % 256 == 0:
             await asyncio.sleep(0)  # what has come is read without a pause, in some 12 us a line
         return line

@@ -115,7 +115,8 @@ class SharingService:
         channel = self.exchange.channel(self.settings.pool)
         if channel != self._channel:
             self._joined = False
-            self.exchange.listener.forget_all(now=self.clock())
+            while self.exchange.listener.forget_all(now=self.clock()):  # noqa: ASYNC110 - each step does a part
+                await asyncio.sleep(0)
             await self.link.join(channel)
             self._channel, self._unsent = channel, None
         await self._flush()
@@ -154,8 +155,8 @@ class SharingService:
 
     async def _forget(self) -> None:
         while True:
-            self.exchange.listener.expire(now=self.clock())
-            await asyncio.sleep(self.settings.flush_interval_seconds)
+            more = self.exchange.listener.expire(now=self.clock())
+            await asyncio.sleep(0 if more else self.settings.flush_interval_seconds)
 
     async def _read(self) -> None:
         while True:
