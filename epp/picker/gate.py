@@ -172,14 +172,16 @@ class Gate:
             waiting.payload.queue.control.leave(waiting)
 
     def pump(self, *, now: float) -> None:
-        """Decide all requests that can be decided now."""
+        """Decide the requests that can be decided now. Of many that are refused, or go because no request may
+        wait any more, the next calls decide the rest.
+        """
         self._follow_policy(now=now)
         self._unserved.serve(self._picker.pick, now=now)
         ends, left = self._ends, AT_ONCE
         for queue in list(self._queues.values()):
             while left and (decided := queue.control.next(now=now)) is not None:
                 self._carry_out(decided, now=now)
-                left -= ends
+                left -= ends or isinstance(decided[1], FlowRefusedError)
         if ends:
             self._queues = {model: queue for model, queue in self._queues.items() if not queue.control.empty}
 

@@ -15,13 +15,7 @@ from epp.serve.state_report import endpoints_of
 from epp.sources.sharing.redis_link import RedisLink
 from tests.harness.certificate import write_tls
 from tests.harness.processes import wait_until
-from tests.harness.redis_server import (
-    Kind,
-    running_cluster,
-    running_redis,
-    running_sentinel,
-    tls_in_front,
-)
+from tests.harness.redis_server import Kind, running_cluster, running_redis, running_sentinel, tls_in_front
 from tests.harness.sharing import Sharer, both_ways, met, sharing_over
 from tests.unit.picker.picker_questions import text
 

@@ -15,7 +15,6 @@ bound. One call of `next` makes at most `_MOST_FORECASTS` forecasts for the sear
 that is due.
 """
 
-from collections.abc import Sequence
 from heapq import nlargest
 from itertools import count, islice
 from math import ceil, inf
@@ -189,7 +188,9 @@ class FlowControl(Generic[T]):
         if item in victims:
             raise self._error("flow_full", priority, item.tokens, now=now)
         self._alarms.set(item, deadline - forecast.own_s)
-        self._push_out(victims)
+        for victim in victims:  # `next` refuses these first
+            self._alarms.forget(victim)
+            self._alarms.set(victim, _PUSHED_OUT)
         self._search_at = now
         return item
 
@@ -229,7 +230,7 @@ class FlowControl(Generic[T]):
         bounds are removed. A drain is over.
         """
         self._draining = False
-        self._push_out(self._queues.apply(settings))
+        self._alarms.set_all(self._queues.apply(settings), _PUSHED_OUT)
         self._search_at = now
 
     def drain(self) -> None:
@@ -244,7 +245,7 @@ class FlowControl(Generic[T]):
         scrape, not for each request.
         """
         bands = self._queues.bands()
-        flows = [flow for band in bands for flow in band.flows.values() if flow.items]
+        flows = [flow for band in bands for flow in band.waiting()]
         longest = [
             WaitingTenant(
                 priority=flow.band.priority,
@@ -285,6 +286,7 @@ class FlowControl(Generic[T]):
         of its tenant. A request that waits for a busy server, which may hold its prefix, is passed over for
         a moment. None: no request may go before `_search_at`, as far as the picker can predict.
         """
+        self._search_at = now
         least_s, left = self._forecaster.least_wait_s(now=now), _MOST_FORECASTS
         if least_s > HEADROOM_S and not self._draining:
             self._search_at = now + max(LEAST_DELAY_S, min(LONGEST_DELAY_S, least_s - HEADROOM_S))
@@ -328,12 +330,6 @@ class FlowControl(Generic[T]):
         flow.charge(cost)
         self._let_go.add(tokens, now=now)
         add_for(flow.tenant, cost, self.let_go_tokens)
-
-    def _push_out(self, victims: Sequence[QueueItem[T]]) -> None:
-        """Let `next` refuse these requests first. The queues have taken them out."""
-        for victim in victims:
-            self._alarms.forget(victim)
-            self._alarms.set(victim, _PUSHED_OUT)
 
     def _refused(self, item: QueueItem[T], reason: str, *, now: float) -> Decided[T]:
         self.leave(item)

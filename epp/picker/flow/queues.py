@@ -36,6 +36,7 @@ _MOST_SHED = 64
 """A new request may push out at most this many waiting requests."""
 _BY_KEY = attrgetter("key")
 _BY_ALARM = attrgetter("alarm_at", "number")
+_BY_EXCESS = attrgetter("excess")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -104,6 +105,13 @@ class TenantFlow(Generic[T]):
         self.load = QueueLoad()
         self.tag = band.floor
 
+    @property
+    def excess(self) -> tuple[float, int]:
+        """How far the tenant is over its share; some request of it waits. Of equal tenants the one with the
+        newest request is worse: no waiting request is pushed out by one that is worth no more.
+        """
+        return self.tag + self.load.tokens, self.items[-1].number
+
     def charge(self, tokens: int) -> None:
         """Count these tokens for the tenant. If none of its requests waits, its tag is first raised to the
         floor.
@@ -145,15 +153,10 @@ class Band(Generic[T]):
         """Return at most this many flows with waiting requests. The tenant with the smallest tag comes
         first.
         """
-        waiting = [flow for flow in self.flows.values() if flow.items]
-        return heapq.nsmallest(most, waiting, key=attrgetter("tag"))
+        return heapq.nsmallest(most, self.waiting(), key=attrgetter("tag"))
 
-    def worst(self) -> QueueItem[T]:
-        """Return the last request of the tenant that is furthest over its share. Some request waits."""
-        waiting = [flow for flow in self.flows.values() if flow.items]
-        # Of equal tenants take the newest request: no waiting request is pushed out by one that is worth no
-        # more.
-        return max(waiting, key=lambda f: (f.tag + f.load.tokens, f.items[-1].number)).items[-1]
+    def waiting(self) -> list[TenantFlow[T]]:
+        return [flow for flow in self.flows.values() if flow.items]
 
     def __iter__(self) -> Iterator[QueueItem[T]]:
         for flow in self.flows.values():
@@ -222,10 +225,18 @@ class Queues(Generic[T]):
         """Apply new settings. Take out the requests that exceed a bound."""
         self.settings = settings
         victims = []
-        for flow in [flow for band in self.bands() for flow in band.flows.values()]:
-            while (worst := self._worst_over(flow)) is not None:
-                self.take(worst)
-                victims.append(worst)
+        for flow in [flow for band in self.bands() for flow in band.waiting()]:
+            while flow.load.over(settings.per_tenant):
+                victims.append(flow.items[-1])
+                self.take(flow.items[-1])
+        for band in reversed(self.bands()):
+            flows = sorted(band.waiting(), key=_BY_EXCESS)  # kept in order: tens of thousands may be too many
+            while flows and self.load.over(settings.in_all):
+                flow = flows.pop()
+                victims.append(flow.items[-1])
+                self.take(flow.items[-1])
+                if flow.items:
+                    insort(flows, flow, key=_BY_EXCESS)
         return victims
 
     def _put(self, item: QueueItem[T]) -> None:
@@ -248,7 +259,8 @@ class Queues(Generic[T]):
         settings = self.settings
         if flow.load.over(settings.per_tenant):
             return flow.items[-1]
-        return self.bands()[-1].worst() if self.load.over(settings.in_all) else None
+        too_many = self.load.over(settings.in_all)
+        return max(self.bands()[-1].waiting(), key=_BY_EXCESS).items[-1] if too_many else None
 
     def check_integrity(self) -> None:
         self.load.check_integrity(self)
@@ -296,6 +308,13 @@ class Alarms(Generic[W]):
         item.alarm_at = min(at, item.expires_at)
         if item.alarm_at < inf:
             insort(self._items, item, key=_BY_ALARM)
+
+    def set_all(self, items: Sequence[W], at: float) -> None:
+        """Set the alarm of each of many requests again."""
+        self._items += [item for item in items if item.alarm_at == inf]
+        for item in items:
+            item.alarm_at = at
+        self._items.sort(key=_BY_ALARM)
 
     def due(self, *, now: float) -> Iterator[W]:
         """Take out each request whose alarm is due."""

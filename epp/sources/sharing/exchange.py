@@ -15,24 +15,9 @@ from collections import deque
 from typing import Final
 
 from epp.base.types import pack_hashes
+from epp.picker import events
 from epp.picker.endpoints.endpoint_state import EndpointState
-from epp.picker.events import (
-    Began,
-    Cut,
-    Ended,
-    Fatal,
-    Hangs,
-    MadeState,
-    Moved,
-    Phase,
-    Pick,
-    PickerEvent,
-    PrefillBegan,
-    PrefillEnded,
-    PrefillJob,
-    Proved,
-    Restarted,
-)
+from epp.picker.events import Phase, Pick, PickerEvent, PrefillJob
 from epp.picker.picker import Picker
 from epp.sources.sharing import batches
 from epp.sources.sharing.batches import Event, Kept, milliseconds
@@ -50,7 +35,11 @@ _EVENT_BYTES: Final = 100
 _MOST_CHAR_BYTES: Final = 4
 _BATCH_BYTES: Final = 256 * 1024
 _PREFILL_KEPT: Final = {"computed": Kept.COMPUTED, "lost": Kept.LOST, "detached": Kept.DETACHED}
-_TROUBLE: Final[dict[type, batches.Trouble]] = {Restarted: "restarted", Hangs: "hangs", Cut: "cut"}
+_TROUBLE: Final[dict[type, batches.Trouble]] = {
+    events.Restarted: "restarted",
+    events.Hangs: "hangs",
+    events.Cut: "cut",
+}
 
 
 class Exchange:
@@ -94,37 +83,37 @@ class Exchange:
             self._sign_at = now
         if not sign and not self._events:
             return None
-        events: list[Event] = []
+        taken: list[Event] = []
         taken_bytes = 0
         while self._events and taken_bytes < _BATCH_BYTES:
             event, size_bytes = self._events.popleft()
-            events.append(event)
+            taken.append(event)
             taken_bytes += size_bytes
         self.waiting_bytes -= taken_bytes
-        self.counts.sent_events += len(events)
+        self.counts.sent_events += len(taken)
         self._batches += 1
-        return batches.encode(batches.Batch(self._me, self._batches, milliseconds(now), events))
+        return batches.encode(batches.Batch(self._me, self._batches, milliseconds(now), taken))
 
     def on_event(self, event: PickerEvent) -> None:
         """Queue what others need to know. `Ended` says how an answer ended, so `Answered` is not sent."""
         match event:
-            case Began(at, work) | PrefillBegan(at, work):
+            case events.Began(at, work) | events.PrefillBegan(at, work):
                 self._newest += 1
                 self._numbers[work] = self._newest
                 self._add_began(work, at=at)
-            case Moved(at, work):
+            case events.Moved(at, work):
                 self._add_began(work, at=at)
-            case Proved(at, work):
+            case events.Proved(at, work):
                 self._add_proof(work, at=at)
-            case Ended(at, work):
+            case events.Ended(at, work):
                 self._add_end(work, at=at, kept=_kept(work), failed=work.failed, said_no=work.said_no)
-            case PrefillEnded(at, work, outcome, failed):
+            case events.PrefillEnded(at, work, outcome, failed):
                 self._add_end(work, at=at, kept=_PREFILL_KEPT[outcome], failed=failed)
-            case Restarted(at, server) | Hangs(at, server) | Cut(at, server):
+            case events.Restarted(at, server) | events.Hangs(at, server) | events.Cut(at, server):
                 self._add(batches.SharedTrouble(*_server(server, at=at), _TROUBLE[type(event)]))
-            case MadeState(at, server, id_hash):
+            case events.MadeState(at, server, id_hash):
                 self._add(batches.SharedMade(*_server(server, at=at), id_hash))
-            case Fatal(at, body_hash, strikes):
+            case events.Fatal(at, body_hash, strikes):
                 self._add(batches.SharedFatal(milliseconds(at), body_hash, strikes))
 
     def _add_began(self, work: Pick | PrefillJob, *, at: float) -> None:

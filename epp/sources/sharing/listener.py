@@ -25,22 +25,8 @@ from epp.picker.endpoints.marks import Form
 from epp.picker.events import Guess
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.upkeep import clear_endpoint
-from epp.sources.sharing.batches import (
-    MOST_CHUNKS,
-    Event,
-    HeldChain,
-    Kept,
-    MalformedBatchError,
-    ServerEvent,
-    SharedBegan,
-    SharedFatal,
-    SharedMade,
-    SharedOver,
-    SharedProved,
-    SharedTrouble,
-    decode_batch,
-    identity_of,
-)
+from epp.sources.sharing import batches
+from epp.sources.sharing.batches import Event, Kept, MalformedBatchError, ServerEvent, SharedBegan, SharedOver
 from epp.sources.sharing_status import SharingStatus
 
 _MOST_OPEN: Final = 100_000
@@ -94,7 +80,7 @@ class Listener:
 
     def apply(self, data: bytes | memoryview, *, now: float, age_s: float = 0.0) -> Iterator[None]:
         """Apply a batch, an event at each step. This picker's own are skipped. Raises MalformedBatchError."""
-        batch = decode_batch(data)
+        batch = batches.decode_batch(data)
         if batch.speaker == self._me:
             return
         peer = self._peers.get(batch.speaker)
@@ -144,7 +130,7 @@ class Listener:
         load.
         """
         match event:
-            case SharedProved(_, number):
+            case batches.SharedProved(_, number):
                 if (request := peer.open.get(number)) is not None:
                     self._counts.applied_events += 1
                     self._picker.guesses.prove(request.guess, now=now)
@@ -153,7 +139,7 @@ class Listener:
                 if request is not None:  # otherwise it began before this picker listened
                     self._counts.applied_events += 1
                     self._close(request, event, at=at, now=now, current=current)
-            case SharedFatal(_, body_hash, strikes):
+            case batches.SharedFatal(_, body_hash, strikes):
                 if current:
                     self._picker.fatal.strike(body_hash, strikes, now=now)
             case _:
@@ -168,15 +154,15 @@ class Listener:
         match event:
             case SharedBegan():
                 self._began(peer, event, state, at=at, now=now, books=current)
-            case HeldChain():
+            case batches.HeldChain():
                 self._hold(state, _chain(event.chain), at=at, now=now)
-            case SharedTrouble(what="restarted"):
+            case batches.SharedTrouble(what="restarted"):
                 self._restarted(state, at=at)
-            case SharedMade():
+            case batches.SharedMade():
                 self._picker.kept_state.remember(event.id_hash, state.endpoint, at=at)
-            case SharedTrouble(what="hangs") if current and not failures.refuted(state, now=now):
+            case batches.SharedTrouble(what="hangs") if current and not failures.refuted(state, now=now):
                 failures.convict(state, now=now)
-            case SharedTrouble(what="cut") if current:
+            case batches.SharedTrouble(what="cut") if current:
                 self._picker.fleet.failures.failed(state, Form.CUTS, now=now)
 
     def _server(self, name: str, process: int) -> EndpointState | None:
@@ -185,7 +171,7 @@ class Listener:
         if state is None:
             self._counts.skipped["stranger"] += 1
             return None
-        if process != identity_of(state):
+        if process != batches.identity_of(state):
             self._counts.skipped["stale"] += 1
             return None
         self._counts.applied_events += 1
@@ -277,6 +263,6 @@ class Listener:
 
 def _chain(packed: bytes) -> list[ChunkHash]:
     try:
-        return cast("list[ChunkHash]", unpack_hashes(packed[: MOST_CHUNKS * _HASH_BYTES]))
+        return cast("list[ChunkHash]", unpack_hashes(packed[: batches.MOST_CHUNKS * _HASH_BYTES]))
     except ValueError as error:
         raise MalformedBatchError(f"{len(packed)} bytes are not a list of hashes") from error

@@ -118,6 +118,8 @@ def test_requests_that_a_policy_pushed_out_are_told_so_at_a_drain_too() -> None:
     with pytest.raises(PickError):
         queue.offer("new")
     queue.gate.leave(queue.waiting["r0"])
+    queue.gate.pump(now=1.0)
+    assert 0 < queue.refused < MANY / 3, "in portions"
     drain(queue)
     queue.pump()
     assert queue.refused == MANY - 1, "the first one's client has left"

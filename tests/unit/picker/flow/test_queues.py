@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from math import inf
 from weakref import ref
 
@@ -9,6 +10,7 @@ import pytest
 
 from epp.config.flow import Flow, WaitingSettings
 from epp.picker.flow.queues import OTHERS, Alarms, QueueItem
+from tests.harness.steps import steps
 from tests.unit.picker.flow.a_fleet import SECOND, Ask, an_item, gateway, reasons
 
 
@@ -139,6 +141,16 @@ def test_a_smaller_bound_sheds_the_requests_beyond_it() -> None:
     gate.flow.apply(Flow(in_all=WaitingSettings(max_requests=1)), now=0.0)
     gate.pump(now=0.0)
     assert [item for item, _ in gate.refused] == [waiting[1], waiting[2]]
+
+
+def test_a_smaller_bound_costs_the_same_for_each_request_beyond_it() -> None:
+    costs, narrow = [], Flow(in_all=WaitingSettings(max_requests=0), max_tenants=1000)
+    for count in (100, 400):
+        gate = gateway(Flow(max_tenants=1000))
+        for tenant in range(count):
+            gate.offer(SECOND, tenant=str(tenant), now=0.0)
+        costs.append(steps(partial(gate.flow.apply, narrow, now=0.0)))
+    assert costs[1] < 6 * costs[0]
 
 
 # -- alarms --------------------------------------------------------------------------------------------------

@@ -6,22 +6,12 @@ from functools import partial
 import pytest
 
 from epp.base.types import pack_hashes
-from epp.sources.sharing.batches import (
-    MOST_BATCH_BYTES,
-    MOST_CHUNKS,
-    MOST_EVENTS,
-    Batch,
-    Event,
-    HeldChain,
-    MalformedBatchError,
-    SharedBegan,
-    encode,
-    identity_of,
-)
+from epp.sources.sharing import batches
+from epp.sources.sharing.batches import Event, SharedBegan, identity_of
 from tests.harness.steps import steps
 from tests.unit.sources.sharing.pickers import Replica
 
-LONG = pack_hashes(range(1, MOST_CHUNKS + 1))
+LONG = pack_hashes(range(1, batches.MOST_CHUNKS + 1))
 
 
 def began(replica: Replica, number: int, chain: bytes) -> SharedBegan:
@@ -29,7 +19,7 @@ def began(replica: Replica, number: int, chain: bytes) -> SharedBegan:
 
 
 def peer_batch(events: list[Event]) -> bytes:
-    return encode(Batch(b"other", 1, 0, events))
+    return batches.encode(batches.Batch(b"other", 1, 0, events))
 
 
 def test_a_batch_is_applied_event_by_event() -> None:
@@ -75,9 +65,9 @@ def test_the_requests_of_other_pickers_are_released_in_steps_of_equal_cost() -> 
 def test_longer_chains_are_known_by_their_beginning() -> None:
     replica = Replica(1)
     state = next(iter(replica.picker.fleet.states()))
-    chain = pack_hashes(range(1, 3 * MOST_CHUNKS))
-    replica.exchange.receive(peer_batch([HeldChain(0, "a", identity_of(state), chain)]), now=1.0)
-    assert replica.picker.caches.table.mirrors[state.endpoint.name].entries == MOST_CHUNKS
+    chain = pack_hashes(range(1, 3 * batches.MOST_CHUNKS))
+    replica.exchange.receive(peer_batch([batches.HeldChain(0, "a", identity_of(state), chain)]), now=1.0)
+    assert replica.picker.caches.table.mirrors[state.endpoint.name].entries == batches.MOST_CHUNKS
     replica.check()
 
 
@@ -85,7 +75,7 @@ def test_longer_chains_are_known_by_their_beginning() -> None:
 def test_a_batch_over_a_bound_is_refused_before_any_event_is_made(what: str) -> None:
     replica = Replica(1)
     one = began(replica, 1, b"" if what == "events" else LONG)
-    number = MOST_EVENTS + 1 if what == "events" else MOST_BATCH_BYTES // len(LONG) + 1
-    with pytest.raises(MalformedBatchError):
+    number = batches.MOST_EVENTS + 1 if what == "events" else batches.MOST_BATCH_BYTES // len(LONG) + 1
+    with pytest.raises(batches.MalformedBatchError):
         replica.exchange.receive(peer_batch([one] * number), now=1.0)
     assert replica.exchange.listener.peers == 0
