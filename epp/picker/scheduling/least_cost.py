@@ -110,6 +110,7 @@ class LeastCost(Rule):
         self.demand.asked(sent.prefix, now=sent.at)
 
     def ended(self, sent: SentPick, *, computed: bool) -> None:
+        super().ended(sent, computed=computed)
         if computed:
             self.demand.served(sent.prefix)
         else:

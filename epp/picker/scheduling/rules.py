@@ -9,7 +9,6 @@ policy.
 
 import random
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from math import ceil, inf
 from typing import ClassVar
@@ -17,11 +16,10 @@ from typing import ClassVar
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from epp.base.types import EndpointName
 from epp.config.policy import PolicySpec, RuleName
 from epp.picker.scheduling.least_cost import LeastCost
 from epp.picker.scheduling.schedule import MOST, Choice, Rule, Weighed, equals_apart, fewest
-from epp.picker.scheduling.snapshot import MOST_KEPT, Floats, SchedulingRequest, SentPick, Snapshot
+from epp.picker.scheduling.snapshot import Floats, SchedulingRequest, SentPick, Snapshot
 
 _BUSY_TOKENS = 2_048
 """A server with more tokens to compute is left for the next match: about the tokens of one step."""
@@ -56,9 +54,7 @@ class RoundRobin(Rule):
 
     gated = False
 
-    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
-        super().__init__(spec, rng)
-        self._last = ""
+    _last = ""
 
     def rank(self, weighed: Weighed) -> Choice:
         seen = weighed.seen
@@ -93,46 +89,24 @@ class PrefixHashRule(Rule):
 
     Equal beginnings go to the same endpoint. Every picker computes this endpoint by itself, so nothing has to
     be remembered or shared. If the endpoint has its bound of requests, the next endpoint in the key's order
-    gets the request. While an endpoint refuses requests and others do not, a key whose last two requests
-    it refused goes to the next one, too. Other keys stay. Prompts without a key go by load.
+    gets the request. Prompts without a key go by load.
     """
 
     reason: ClassVar = "hash"
-    refusals: ClassVar = 2
-    """A key moves after so many in a row. Several clients have it, and one of them may send bad requests."""
 
-    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
-        super().__init__(spec, rng)
-        self._settings = spec.prefix_hash
-        self._refused: OrderedDict[int, tuple[EndpointName, int]] = OrderedDict()
-        """By key: the endpoint that did not compute the last requests of the key, and how many these are."""
-
-    def _key(self, asked: SchedulingRequest | SentPick) -> int:
+    def key(self, asked: SchedulingRequest | SentPick) -> int:
         return asked.beginning
 
     def _bound(self, burden: Floats) -> float:
-        fair = ceil(self._settings.max_load_ratio * (float(burden.sum()) + 1.0) / len(burden))
-        return max(fair, self._settings.min_in_flight)
-
-    def ended(self, sent: SentPick, *, computed: bool) -> None:
-        server, count = self._refused.get(key := self._key(sent), (sent.server, 0))
-        if computed and server == sent.server:
-            self._refused.pop(key, None)
-        elif key and not computed:
-            self._refused[key] = sent.server, 1 + count * (server == sent.server)
-            self._refused.move_to_end(key)
-            if len(self._refused) > MOST_KEPT:
-                self._refused.popitem(last=False)
+        settings = self._spec.prefix_hash
+        fair = ceil(settings.max_load_ratio * (float(burden.sum()) + 1.0) / len(burden))
+        return max(fair, settings.min_in_flight)
 
     def rank(self, weighed: Weighed) -> Choice:
-        seen, burden, key = weighed.seen, weighed.seen.burden(), self._key(weighed.asked)
+        seen, burden, key = weighed.seen, weighed.seen.burden(), self.key(weighed.asked)
         if not key:
             return Choice(weighed, fewest(burden, self._rng), "load")
         distance = _distance(key, seen)
-        server, count = self._refused.get(key, ("", 0))
-        if seen.said_no is not None and count >= self.refusals:
-            names = np.array([seen.roster.names[slot] for slot in seen.slots])
-            distance = distance + (seen.said_no & (names == server))
         # Distances are below 2, so candidates at the bound come after all others.
         places = fewest(distance + 2 * (burden >= self._bound(burden)), None)
         return Choice(weighed, places, self.reason if places[0] == int(distance.argmin()) else "load")
@@ -146,9 +120,8 @@ class Session(PrefixHashRule):
 
     gated = False
     reason = "session"
-    refusals = 1
 
-    def _key(self, asked: SchedulingRequest | SentPick) -> int:
+    def key(self, asked: SchedulingRequest | SentPick) -> int:
         return xxh3_64_intdigest(asked.session.encode()) if asked.session else 0
 
     def _bound(self, burden: Floats) -> float:

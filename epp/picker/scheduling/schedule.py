@@ -25,8 +25,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from epp.base.errors import SaturatedError
+from epp.base.types import EndpointName
 from epp.config.policy import Gain, LoadSettings, PolicySpec
 from epp.picker.scheduling.snapshot import (
+    MOST_KEPT,
     Bools,
     Floats,
     Ints,
@@ -79,7 +81,7 @@ class Choice(Struct, frozen=True, eq=False, gc=False):
     """Predicted cost of every candidate in seconds. NaN: the candidate was left out. None: the rule predicts
     no costs."""
     left_out: dict[str, Bools] = {}
-    """The candidates that were left out, by reason (failing, or the threshold)."""
+    """The candidates that were left out, by reason (failing, refusing, or the threshold)."""
 
     def excluded(self, place: int) -> str:
         """Return why a candidate was left out. Empty: the candidate was considered."""
@@ -103,8 +105,11 @@ class Rule(ABC):
     gated: ClassVar[bool] = True
     """Whether the load thresholds narrow the candidates first. The plain rules do not use thresholds."""
 
-    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:  # noqa: ARG002 - most have no settings
-        self._rng = rng
+    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        self._spec, self._rng = spec, rng
+        self._refused: dict[int, tuple[EndpointName, int, int]] = {}
+        """By key: who did not compute its last requests, how many these are, and how many move the key. One
+        client of several may be at fault: if the server computes the key again, it takes twice as many."""
 
     @abstractmethod
     def rank(self, weighed: Weighed) -> Choice:
@@ -115,8 +120,28 @@ class Rule(ABC):
     def committed(self, sent: SentPick) -> None:  # noqa: B027 - most rules have no memory
         """Take in that a request was sent, by this rule or without one. Rules with a memory remember it."""
 
-    def ended(self, sent: SentPick, *, computed: bool) -> None:  # noqa: B027 - as above
+    def key(self, asked: SchedulingRequest | SentPick) -> int:
+        """Return what the next request of a refused client has in common with this one. 0: not known."""
+        return asked.prefix
+
+    def ended(self, sent: SentPick, *, computed: bool) -> None:
         """Take in that a server has computed the prompt of a request, or that none will."""
+        key = self.key(sent)
+        server, in_a_row, most = self._refused.get(key, (sent.server, 0, 1))
+        if key and not computed:
+            self._refused[key] = sent.server, 1 + in_a_row * (server == sent.server), most
+            if len(self._refused) > MOST_KEPT:
+                del self._refused[next(iter(self._refused))]
+        elif in_a_row and server == sent.server:  # a client was at fault
+            self._refused[key] = server, 0, 2 * most if in_a_row >= most else most
+
+    def refusing(self, asked: SchedulingRequest, seen: Snapshot) -> Bools | None:
+        """Return the candidate that has just refused what this request has in common with earlier ones."""
+        server, in_a_row, most = self._refused.get(self.key(asked), ("", 0, 1))
+        if seen.said_no is None or in_a_row < most:
+            return None
+        its_place: Bools = np.array([seen.roster.names[slot] == server for slot in seen.slots])
+        return seen.said_no & its_place
 
 
 def over_limits(load: LoadSettings, snapshot: Snapshot) -> dict[str, Bools]:
@@ -235,6 +260,9 @@ class Scheduler:
         uncached = uncached_tokens(request, self._spec.gain)
         over = over_limits(self._spec.load, snapshot)
         left_out, saturated = self._left_out(snapshot, over)
+        refusing = self.rule.refusing(request, snapshot)
+        if refusing is not None and not any_of(with_it := left_out | {"refusing": refusing}).all():
+            left_out = with_it
         load_s = loading_s(snapshot, load_s=self._spec.lora.load_seconds)
         weighed = Weighed(snapshot, request, uncached, load_s)
         if left_out:

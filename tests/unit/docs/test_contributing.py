@@ -23,8 +23,7 @@ RULE: list[Edit] = [
         "epp/picker/scheduling/rules.py",
         "RULES: Mapping[RuleName",
         (
-            "class Last(Rule):\n    def __init__(self, spec, rng): ...\n"
-            '    def rank(self, weighed):\n        return Choice(weighed, [len(weighed.seen) - 1], "last")\n\n\nRULES: Mapping[RuleName'
+            'class Last(Rule):\n    def rank(self, weighed):\n        return Choice(weighed, [len(weighed.seen) - 1], "last")\n\n\nRULES: Mapping[RuleName'
         ),
     ),
     (

@@ -98,18 +98,14 @@ class Traffic:
         return self
 
     def to(self, name: str, *, since: float, until: float) -> float:
-        """Return the share of the requests of this time that were sent to the server."""
-        chosen = [n for at, n in self.sent if since <= at < until]
-        return chosen.count(name) / len(chosen)
-
-    def good_to(self, name: str, *, since: float) -> float:
-        """Return the share of the requests from then on, without those of poisoners, sent to the server."""
-        chosen = [n for (at, n), good in zip(self.sent, self.good, strict=True) if good and at >= since]
+        """Return the share of the good requests of this time that were sent to the server."""
+        sent = zip(self.sent, self.good, strict=True)
+        chosen = [n for (at, n), good in sent if good and since <= at < until]
         return chosen.count(name) / len(chosen)
 
     def of_first_ten(self) -> int:
-        """Return how many of the first ten requests the sick server got."""
-        return [name for _, name in self.sent[:10]].count(self.sick_one)
+        """Return how many of the first ten requests since it is sick the sick server got."""
+        return [name for at, name in self.sent if at >= self.sick_from][:10].count(self.sick_one)
 
     def first_ten_apart(self) -> float:
         """Return the sick server's share of the first hundred requests, without the first ten that it got."""

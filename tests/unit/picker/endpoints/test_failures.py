@@ -43,12 +43,13 @@ def test_a_server_kept_because_others_fail_more_comes_back() -> None:
     assert ("a", "trial") in tried
 
 
-def test_at_most_a_share_of_the_servers_is_left_out() -> None:
-    picker = a_picker(PolicySpec(failures=FailureSettings(max_left_out_share=0.5)))
+@pytest.mark.parametrize(("share", "count"), [(0.5, 2), (0.0, 0)])
+def test_at_most_a_share_of_the_servers_is_left_out(share: float, count: int) -> None:
+    picker = a_picker(PolicySpec(failures=FailureSettings(max_left_out_share=share)))
     for name in "abc":
         fail_answers(picker, name, times=20, now=1.0)
     excluded = [c.excluded for c in picker.pick(ask(b"", stream=True), now=1.1).decision.candidates]
-    assert excluded.count("failing") == 2
+    assert excluded.count("failing") == count
 
 
 def test_requests_that_a_server_could_not_serve_bring_it_no_trials() -> None:

@@ -192,16 +192,17 @@ def test_owner_at_its_bound_passes_requests_on_to_the_keys_next_endpoint() -> No
     assert with_load(11) == [*idle[1:], idle[0]]
 
 
-def test_a_prompt_leaves_its_owner_after_two_refusals_in_a_row() -> None:
-    """Several clients have it, so one refusal may be one client's fault, and an answer shows that it is."""
-    rule, key = rule_of("prefix-hash"), KEYS[0]
-    shown = weighed([SeenEndpoint(n) for n in NAMES], beginning=key)
-    owner = rule.rank(shown).places[0]
-    shown = replace(shown, seen=replace(shown.seen, said_no=np.arange(len(NAMES)) == owner))
-    sent = SentPick(EndpointName(NAMES[owner]), 0.0, beginning=key)
-    for computed, stays in ((False, True), (True, True), (False, True), (False, False), (True, True)):
-        rule.ended(sent, computed=computed)
-        assert (rule.rank(shown).places[0] == owner) is stays
+@pytest.mark.parametrize("name", ["prefix-hash", "session", "least-cost", "random"])
+def test_what_a_server_refused_goes_elsewhere_unless_it_is_served(name: RuleName) -> None:
+    """If the server computes it after all, the client was at fault, and then two refusals in a row count."""
+    rule, sent = rule_of(name), SentPick(EndpointName(NAMES[0]), 0.0, prefix=1, session="s", beginning=1)
+    shown = weighed([SeenEndpoint(n) for n in NAMES], prefix=1, session="s", beginning=1)
+    seen = replace(shown.seen, said_no=np.arange(len(NAMES)) < 2)
+    for at, (computed, leaves) in enumerate([(False, [0]), (True, []), (False, []), (False, [0])]):
+        rule.ended(replace(sent, at=float(at)), computed=computed)
+        refusing = rule.refusing(shown.asked, seen)
+        assert (np.flatnonzero(refusing).tolist() if refusing is not None else []) == leaves
+    assert rule.refusing(replace(shown.asked, prefix=2, session="t", beginning=2), seen) is None
 
 
 @given(load=st.lists(st.integers(0, 200), min_size=1, max_size=12), key=st.integers(1, 2**64 - 1))
