@@ -164,7 +164,8 @@ class Scrape(Strict, frozen=True):
     stale_after_seconds: Annotated[float, Meta(ge=0.1, le=600)] = 5.0
     """The picker ignores metrics older than this and counts only the requests that it sent itself."""
     failures_to_eject: Annotated[int, Meta(ge=1, le=100)] = 3
-    """After this many failed scrapes in a row, or one before its first page, an endpoint gets no requests."""
+    """After this many failed scrapes in a row, an endpoint gets no requests; after one before its first page,
+    if others can take them."""
 
 
 class Sampling(Strict, frozen=True):

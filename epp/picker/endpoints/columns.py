@@ -148,9 +148,10 @@ class Columns:
             self.follow()
         return self._holders.get(adapter, set())
 
-    def failing(self, *, times: int) -> set[int]:
-        """Return the slots of the servers whose last `times` scrapes have all failed, or all so far."""
-        return {slot for slot, n in self._failing.items() if n >= times or self._pages[slot] is None}
+    def failing(self, *, times: int, times_of_new: int) -> set[int]:
+        """Return the slots whose last `times` scrapes failed, or `times_of_new` if they never had a page."""
+        pages = self._pages
+        return {s for s, n in self._failing.items() if n >= (times_of_new if pages[s] is None else times)}
 
     def snapshot(self, slots: Sequence[int], *, adapter: str, spec: PolicySpec, now: float) -> Snapshot:
         """Return a snapshot of some slots. The snapshot never changes."""

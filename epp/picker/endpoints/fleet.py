@@ -275,14 +275,19 @@ class Fleet:
         """Return the slots of `slots` that may be picked: servers that sleep would let a request wait.
 
         If every endpoint's scrapes fail, the fault is probably in the scrapes. All slots then stay,
-        and Envoy's retries find those that work.
+        and Envoy's retries find those that work. A server that has never given a page is out after one failed
+        scrape, unless no other slot is left: the page of a busy server may be late once.
         """
-        columns = self.columns
-        failing = columns.failing(times=self._spec.scrape.failures_to_eject)
+        columns, times = self.columns, self._spec.scrape.failures_to_eject
+        failing = columns.failing(times=times, times_of_new=1)
         if len(failing) == len(self._states):
             return slots
         out = failing | columns.asleep
-        return [slot for slot in slots if slot not in out] if out else slots
+        left = [slot for slot in slots if slot not in out] if out else slots
+        if not left:
+            out = columns.failing(times=times, times_of_new=times) | columns.asleep
+            left = [slot for slot in slots if slot not in out]
+        return left
 
     def ready(self) -> set[EndpointState]:
         """Return all endpoints that may be picked, whatever models they serve."""

@@ -17,7 +17,7 @@ from typing import Final
 from epp.base.types import pack_hashes
 from epp.picker import events
 from epp.picker.endpoints.endpoint_state import EndpointState
-from epp.picker.events import Phase, Pick, PickerEvent, PrefillJob
+from epp.picker.events import Cut, Hangs, Phase, Pick, PickerEvent, PrefillJob, Restarted
 from epp.picker.picker import Picker
 from epp.sources.sharing import batches
 from epp.sources.sharing.batches import Event, Kept, milliseconds
@@ -35,11 +35,7 @@ _EVENT_BYTES: Final = 100
 _MOST_CHAR_BYTES: Final = 4
 _BATCH_BYTES: Final = 256 * 1024
 _PREFILL_KEPT: Final = {"computed": Kept.COMPUTED, "lost": Kept.LOST, "detached": Kept.DETACHED}
-_TROUBLE: Final[dict[type, batches.Trouble]] = {
-    events.Restarted: "restarted",
-    events.Hangs: "hangs",
-    events.Cut: "cut",
-}
+_TROUBLE: Final[dict[type, batches.Trouble]] = {Restarted: "restarted", Hangs: "hangs", Cut: "cut"}
 
 
 class Exchange:
@@ -109,7 +105,7 @@ class Exchange:
                 self._add_end(work, at=at, kept=_kept(work), failed=work.failed, said_no=work.said_no)
             case events.PrefillEnded(at, work, outcome, failed):
                 self._add_end(work, at=at, kept=_PREFILL_KEPT[outcome], failed=failed)
-            case events.Restarted(at, server) | events.Hangs(at, server) | events.Cut(at, server):
+            case Restarted(at, server) | Hangs(at, server) | Cut(at, server):
                 self._add(batches.SharedTrouble(*_server(server, at=at), _TROUBLE[type(event)]))
             case events.MadeState(at, server, id_hash):
                 self._add(batches.SharedMade(*_server(server, at=at), id_hash))

@@ -91,12 +91,15 @@ def test_a_call_that_computes_no_tokens_books_none() -> None:
     assert (pick.decision.prompt_tokens, undone(picker, "a", now=1.0)) == (0, 0)
 
 
-def test_a_models_only_server_whose_first_scrape_fails_is_a_503() -> None:
-    picker = a_picker(on=[*endpoints("a", model="m"), *endpoints("b", model="n")])
-    picker.news.observe(EndpointName("a"), None, now=1.0)
+def test_a_new_server_is_out_after_a_failed_scrape_if_it_is_not_the_only() -> None:
+    picker = a_picker(on=[*endpoints("a", model="m"), *endpoints("bc", model="n")])
+    for second in range(3):
+        assert picker.pick(ask(model="m"), now=4.0).destinations == (A,)
+        picker.news.observe(EndpointName("a"), None, now=float(second))
     with pytest.raises(NoEndpointError):
         picker.pick(ask(model="m"), now=4.0)
-    assert picker.pick(ask(model="n"), now=4.0).destinations == (B,)
+    picker.news.observe(EndpointName("b"), None, now=1.0)
+    assert picker.pick(ask(model="n"), now=4.0).destinations == (C,)
 
 
 @pytest.mark.parametrize("rule", get_args(RuleName))
