@@ -388,7 +388,6 @@ async def test_a_few_new_servers_are_asked_in_a_turn_later_in_a_second() -> None
 
 
 async def test_many_dead_servers_keep_no_other_server_waiting() -> None:
-    """Neither a new one nor one that fails."""
     watched = WatchedScraper(msgspec.structs.replace(FAST, stale_after_seconds=0.2))
     dead = [scraped_endpoint(f"dead {n}", Address("127.0.0.1", 1)) for n in range(200)]
     async with BareServer(http(b"", status="404 Not Found")).running() as server, watched.running():

@@ -74,10 +74,9 @@ class Exchange:
         """Return the next batch, with as many events as fit. Without events it is a sign of life. None: there
         is nothing to send, and no sign of life is due.
         """
-        sign = now - self._sign_at >= LIFE_SIGN_S
-        if sign:
+        if now - self._sign_at >= LIFE_SIGN_S:
             self._sign_at = now
-        if not sign and not self._events:
+        elif not self._events:
             return None
         taken: list[Event] = []
         taken_bytes = 0

@@ -50,15 +50,17 @@ def test_a_batch_that_is_applied_only_partly_leaves_no_bookings(how: str) -> Non
     replica.check()
 
 
-def test_the_requests_of_other_pickers_are_released_in_steps_of_equal_cost() -> None:
+@pytest.mark.parametrize("how", ["forgotten", "a batch is missing"])
+def test_the_requests_of_other_pickers_are_released_in_steps_of_equal_cost(how: str) -> None:
     costs = []
     for count in (100, 400):
         replica = Replica(1)
         replica.receive([peer_batch([began(replica, n, b"") for n in range(count)])], now=1.1)
         forget = partial(replica.exchange.listener.forget_all, now=1.2)
-        costs.append([steps(forget) for _ in range(1 + count // 64)])
-        assert not forget()
-        replica.check()
+        gap = replica.exchange.listener.apply(batches.encode(batches.Batch(b"other", 3, 0, [])), now=1.2)
+        step = forget if how == "forgotten" else partial(next, gap, None)
+        costs.append([steps(step) for _ in range(1 + count // 64)])
+        assert replica.in_flight_of_peers() == {}
     assert max(costs[1]) < 1.2 * max(costs[0])
 
 
