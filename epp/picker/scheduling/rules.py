@@ -53,7 +53,6 @@ class RoundRobin(Rule):
     """Chooses each candidate in turn, in the order of names."""
 
     gated = False
-
     _last = ""
 
     def rank(self, weighed: Weighed) -> Choice:
