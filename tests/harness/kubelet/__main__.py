@@ -217,13 +217,13 @@ def _children(pid: int) -> list[int]:
 
 def _signal_children(pid: int, command: str, number: int) -> web.Response:
     """Send a signal to the children of a process whose command line contains `command`. Words of the command
-    line are separated by spaces.
+    line are separated by spaces. A child that has the parent's command line does not run its own yet.
     """
-    hit = []
+    hit, parents = [], Path(f"/proc/{pid}/cmdline").read_bytes()
     for child in _children(pid):
         with contextlib.suppress(OSError):
-            line = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            if command in line:
+            line = Path(f"/proc/{child}/cmdline").read_bytes()
+            if line != parents and command in line.replace(b"\0", b" ").decode():
                 os.kill(child, number)
                 hit.append(str(child))
     if not hit:
