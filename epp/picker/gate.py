@@ -172,8 +172,8 @@ class Gate:
             waiting.payload.queue.control.leave(waiting)
 
     def pump(self, *, now: float) -> None:
-        """Decide the requests that can be decided now. Of many that are refused, or go because no request may
-        wait any more, the next calls decide the rest.
+        """Decide the requests that can be decided now. One call refuses at most `AT_ONCE` requests, and lets
+        as many go at a drain. The next calls decide the rest.
         """
         self._follow_policy(now=now)
         self._unserved.serve(self._picker.pick, now=now)

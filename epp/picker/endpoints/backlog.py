@@ -145,8 +145,8 @@ class Backlog:
         self.drained_tokens = min(self.drained_tokens, float(self.tokens))
 
     def _unwait(self, booking: Booking) -> None:
-        """Let none of the last requests have waited for this one, which the server did not compute."""
-        for later in islice(reversed(self.bookings), 256):  # no release takes long
+        """Take this request, which the server did not compute, out of what the last ones waited for."""
+        for later in islice(reversed(self.bookings), 256):  # so that no release takes long
             if later is booking:
                 return
             later.ahead_tokens -= booking.tokens

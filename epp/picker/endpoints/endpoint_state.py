@@ -234,7 +234,7 @@ class EndpointState:
         self.backlog.clear_before(done_before, now=now, rate=rate)
         if before is not None:
             oldest = self.backlog.oldest
-            # Work from before the earlier page kept the server busy all the time, or waits for its adapter.
+            # Work from before the earlier page kept the server busy all the time, if no adapter is awaited.
             busy = oldest is not None and oldest.booked_at <= before.scraped_at and not oldest.loads
             self.rate.observe(before, after, busy=busy)
             if after.loaded_adapters is not None:

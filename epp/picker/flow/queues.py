@@ -310,7 +310,7 @@ class Alarms(Generic[W]):
             insort(self._items, item, key=_BY_ALARM)
 
     def set_all(self, items: Sequence[W], at: float) -> None:
-        """Set the alarm of each of many requests again."""
+        """Set the alarms of many requests to this time, whether they had alarms or not."""
         self._items += [item for item in items if item.alarm_at == inf]
         for item in items:
             item.alarm_at = at

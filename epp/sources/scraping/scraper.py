@@ -93,7 +93,7 @@ class Scraper:
     """Any number of servers may be new or fail together. A few are connected in each turn of the loop, so
     that requests come between them."""
     _new_turn: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, _IN_A_TURN), init=False)
-    """For first questions, which wait longer."""
+    """For the first questions to new servers, which wait longer."""
     _told_at: float = field(default=inf, init=False)
     """When the first list of endpoints came."""
 
