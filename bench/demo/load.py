@@ -111,8 +111,8 @@ async def ask(session: aiohttp.ClientSession, url: str, body: bytes, *, tenant: 
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         return Answer(0.0, "", "", failure=f"{type(error).__name__}: {error}")
     if status != 200:
-        said = b"".join(piece for _, piece in pieces)[:200].decode(errors="replace")
-        return Answer(0.0, "", request_id, failure=f"status {status}: {said}")
+        beginning = b"".join(piece for _, piece in pieces)[:200].decode(errors="replace")
+        return Answer(0.0, "", request_id, failure=f"status {status}: {beginning}")
     try:
         answer = read_answer(pieces)
     except AnswerError as error:

@@ -53,7 +53,7 @@ class Outcome:
     status: str
     device: str
     seconds: float
-    told: str
+    output: str
     """The step's output, or the reason why it did not run."""
 
 
@@ -151,8 +151,8 @@ def page(found: Sequence[Outcome]) -> str:
     lines = ["# Rows on an accelerator", "", "| step | status | device | s |", "| --- | --- | --- | --- |"]
     lines += [f"| {one.name} | {one.status} | {one.device} | {one.seconds:.0f} |" for one in found]
     for one in found:
-        if one.told:
-            lines += ["", f"## {one.name}: {one.status}", "", one.told.strip()]
+        if one.output:
+            lines += ["", f"## {one.name}: {one.status}", "", one.output.strip()]
     return "\n".join(lines) + "\n"
 
 

@@ -128,8 +128,8 @@ async def _attack(gateway: Gateway, report: Report, *, seconds: float) -> None:
             gateway.backends[0].behaviour = calm
             if process is not None:
                 process.terminate()
-                said, _ = await process.communicate()
-                if rates := [float(rate) for rate in said.split()]:
+                output, _ = await process.communicate()
+                if rates := [float(rate) for rate in output.split()]:
                     report.rates[name] = f"{percentile(rates, 0.5):.1f}"
             elif before:
                 since = _served(gateway, report) - before

@@ -206,9 +206,9 @@ class LoraSync:
                 await self._converge(self._wanted)
         except ServerError as error:
             server_error = f"the adapters of the server are not known: {error}"
-        for said, before in ((file_error, self._file_error), (server_error, self._server_error)):
-            if said and said != before:
-                _log.warning("%s", said)
+        for fault, before in ((file_error, self._file_error), (server_error, self._server_error)):
+            if fault and fault != before:
+                _log.warning("%s", fault)
         self._file_error, self._server_error = file_error, server_error
 
     async def _converge(self, wanted: Adapters) -> None:

@@ -357,9 +357,9 @@ async def _errors_in_api_shape(request: web.Request, handler: Handler) -> web.St
         if error.retry_after_s is not None:
             headers = {"retry-after": str(error.retry_after_s)}
         own = OWN_FORM_FIELD.get(request.path, "response_format")
-        said = error.body()["error"].items()
+        fields = error.body()["error"].items()
         status = error.status
-        body = {"error": {name: text and text.replace("response_format", own) for name, text in said}}
+        body = {"error": {name: text and text.replace("response_format", own) for name, text in fields}}
     except web.HTTPRequestEntityTooLarge:
         limit = request.app[_MAX_BODY_BYTES]
         too_large = f"The body has more than {limit:,} bytes, the limit of this server (--max-body-bytes)."

@@ -103,8 +103,8 @@ class Reply:
 
     def begin(self, requests: Sequence[Request]) -> list[bytes]:
         """Return the events before the first text."""
-        said = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        return [self._event([{"index": n, **said}]) for n in range(len(requests))] if self._chat else []
+        first = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+        return [self._event([{"index": n, **first}]) for n in range(len(requests))] if self._chat else []
 
     def event(self, delta: Delta, *, request: Request | None = None) -> bytes:
         """Return an event. `request` is the request whose usage so far the client wants in each event."""

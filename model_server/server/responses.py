@@ -184,10 +184,10 @@ class ResponsesReply(Reply):
             },
         }
         if self._body.store is not False:
-            said: dict[str, Any] = {"role": "assistant", "content": self._text}
+            turn: dict[str, Any] = {"role": "assistant", "content": self._text}
             if call is not None:
-                said = _called(f"call_{self.reply_id}", *call)
-            self._kept_by.keep(answer, [*self._messages, said])
+                turn = _called(f"call_{self.reply_id}", *call)
+            self._kept_by.keep(answer, [*self._messages, turn])
         return answer
 
     def _response(self, status: str) -> dict[str, Any]:

@@ -41,8 +41,8 @@ class Answers:
         """Return the token after the newest one, or the end marker when the answer is complete."""
         position = request.num_output_tokens
         if request.constraint is not None:
-            [said] = request.constraint(request.token_ids[request.num_prompt_tokens :])
-            return TokenId(said)
+            [spelled] = request.constraint(request.token_ids[request.num_prompt_tokens :])
+            return TokenId(spelled)
         length = max(self._length(request), request.sampling.min_tokens)
         if position >= length and not request.ignore_eos:
             return self.eos_token_id

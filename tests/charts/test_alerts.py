@@ -164,12 +164,12 @@ STORIES: Final[Mapping[str, tuple[Story, ...]]] = {
 
 def story_of(series: Story, *, firing: str, hours: int) -> dict[str, Any]:
     """Return a story in promtool's form. Of all alerts, only `firing` may fire at its end."""
-    told = []
+    texts = []
     for name, value in series.items():
         bare, _, labels = name.rstrip("}").partition("{")
         pod = "" if "pod=" in labels else ',pod="p"'
         first, more = value if isinstance(value, tuple) else (value, 0)
-        told.append(
+        texts.append(
             {
                 "series": f"{bare}{{{SELECTOR}{pod}{',' * bool(labels)}{labels}}}",
                 "values": f"{first:f}+{more:f}x{60 * hours}",
@@ -178,7 +178,7 @@ def story_of(series: Story, *, firing: str, hours: int) -> dict[str, Any]:
     fires = {"labels": f'{{alertname="{firing}"}}', "value": 1}
     asked = 'count by (alertname) (ALERTS{alertstate="firing"} >= 1) >= bool 1'
     test = {"expr": asked, "eval_time": f"{hours}h", "exp_samples": [fires] if firing else []}
-    return {"interval": "1m", "input_series": told, "promql_expr_test": [test]}
+    return {"interval": "1m", "input_series": texts, "promql_expr_test": [test]}
 
 
 def test_each_alert_fires_over_its_bound_and_is_quiet_within_it(tmp_path: Path) -> None:

@@ -74,13 +74,13 @@ async def test_policies_outlive_the_way_to_an_older_release_and_back(
 
     async def refused() -> None:
         """The API server refuses the older CRD once it has read the policy about it."""
-        said = ""
+        refusal = ""
 
         def refuses() -> bool:
-            nonlocal said
+            nonlocal refusal
             command = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-")
-            said = plane.kubectl_fails(*command, stdin=yaml.safe_dump(older_crd()))
-            return "older than the installed one" in said
+            refusal = plane.kubectl_fails(*command, stdin=yaml.safe_dump(older_crd()))
+            return "older than the installed one" in refusal
 
         await wait_until(refuses, what="the older CRD is refused", timeout_s=60)
 

@@ -172,8 +172,8 @@ def test_tracing_reaches_picker_and_envoy_and_is_absent_while_off(helm: Helm, tm
     assert (config.envoy.tracing.collector, config.envoy.tracing.sample_percent) == ("otel:4317", 1)
     pod = pod_of(objects)
     (picker,) = [each for each in pod["initContainers"] if each["name"] == "picker"]
-    told = {each["name"]: each.get("value") for each in picker["env"]}
-    assert told == {
+    variables = {each["name"]: each.get("value") for each in picker["env"]}
+    assert variables == {
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://otel:4318",
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
         "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",

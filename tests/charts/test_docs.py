@@ -60,9 +60,9 @@ def test_the_commands_of_the_page_run_in_their_order(own_cluster: ControlPlane) 
             for command in in_tables():
                 if not NEEDS_PODS & set(command.split()):
                     run(plane, command)
-        said = run(plane, script)
+        output = run(plane, script)
         if "get prefixroutingpolicy" in script:
-            assert "chat" in said
+            assert "chat" in output
     left = plane.kubectl(
         "get", "deployments,services,secrets,configmaps,roles", "-n", "llm", "-o", "name"
     ).split()

@@ -100,13 +100,13 @@ async def test_hook_waits_for_envoy_that_does_not_say_how_many_requests_it_has(t
     """A server in Envoy's place closes connections without an answer for a while, as Envoy does when it is
     too busy to answer.
     """
-    asked, says = 0, b""
+    asked, page = 0, b""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal asked
         asked += 1
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(says)
+        writer.write(page)
         writer.close()
 
     async with accepting(answer) as port:
@@ -114,5 +114,5 @@ async def test_hook_waits_for_envoy_that_does_not_say_how_many_requests_it_has(t
         async with managed_process("hook", command, directory=tmp_path) as hook:
             await wait_until(lambda: asked > 5, what="the hook asks again and again")
             assert hook.status is None
-            says = b"HTTP/1.1 200 OK\r\n\r\nhttp.gateway.downstream_rq_active: 0\n"
+            page = b"HTTP/1.1 200 OK\r\n\r\nhttp.gateway.downstream_rq_active: 0\n"
             assert await hook.wait() == 0

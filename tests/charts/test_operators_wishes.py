@@ -79,14 +79,14 @@ def test_keda_follows_pools_saturation_in_place_of_autoscaler_of_its_own(helm: H
 
 
 def test_pods_say_which_model_they_serve(helm: Helm) -> None:
-    def said(**values: Any) -> str:
+    def notes(**values: Any) -> str:
         deployment = of_kind(helm.render(MODEL_SERVER, values), "Deployment")
         return str(deployment["spec"]["template"]["metadata"]["annotations"]["prefix-gateway.dev/model"])
 
-    assert said(profile={"model": "org/llama"}) == "org/llama"
-    assert said(profile={"model": "org/llama", "servedNames": ["llama", "chat"]}) == "llama"
-    assert said(podAnnotations={"prefix-gateway.dev/model": "own"}) == "own"
-    assert said(podAnnotations=None, podLabels=None, commonLabels=None, pools=None) == "Qwen/Qwen3-0.6B"
+    assert notes(profile={"model": "org/llama"}) == "org/llama"
+    assert notes(profile={"model": "org/llama", "servedNames": ["llama", "chat"]}) == "llama"
+    assert notes(podAnnotations={"prefix-gateway.dev/model": "own"}) == "own"
+    assert notes(podAnnotations=None, podLabels=None, commonLabels=None, pools=None) == "Qwen/Qwen3-0.6B"
 
 
 @pytest.mark.parametrize("chart", [GATEWAY, MODEL_SERVER], ids=["gateway", "server"])

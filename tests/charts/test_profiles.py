@@ -115,7 +115,7 @@ def test_vllm_gets_the_arguments_that_its_profile_stands_for(helm: Helm, name: s
 def test_each_pool_of_a_profile_has_its_own_arguments_and_variables(helm: Helm) -> None:
     objects = helm.render(MODEL_SERVER, {"profile": PROFILES["pools"]}, release="s")
     a, b = (of_kind(objects, "Deployment", f"s-model-server-{pool}") for pool in ("a", "b"))
-    said = [
+    advice = [
         *("org/llama", "--port", "8000", "--served-model-name", "llama", "--max-model-len", "8192"),
         *("--block-size", "16", *HASHED, "--kv-events-config"),
         {
@@ -127,8 +127,8 @@ def test_each_pool_of_a_profile_has_its_own_arguments_and_variables(helm: Helm) 
         *("--enable-lora", "--max-loras", "2", "--max-lora-rank", "16"),
         *("--lora-modules", "sql=/adapters/sql", "--enforce-eager"),
     ]
-    assert arguments_of(a) == said
-    assert arguments_of(b) == [*said, "--tensor-parallel-size", "2"]
+    assert arguments_of(a) == advice
+    assert arguments_of(b) == [*advice, "--tensor-parallel-size", "2"]
     variables = {each["name"]: each["value"] for each in server_of(b)["env"]}
     wanted = {"PYTHONHASHSEED": "0", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "OMP_NUM_THREADS": "4"}
     assert variables.items() >= {**wanted, "X": "1"}.items()

@@ -120,8 +120,8 @@ async def test_an_autoscaled_fleet_gets_a_fixed_number_and_is_rolled_back(
     fleet.autoscaled()
     await fleet.becomes(LEAST)
     fleet.scale(6)
-    said = fleet.apply("replicas=4")
-    assert chart == "servers" or "6 pods stay, and the next upgrade sets 4" in said
+    output = fleet.apply("replicas=4")
+    assert chart == "servers" or "6 pods stay, and the next upgrade sets 4" in output
     assert fleet.count() == 6, "no pod ends at the handover"
     fleet.apply("replicas=4")
     await fleet.becomes(4)

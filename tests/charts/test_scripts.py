@@ -109,8 +109,8 @@ async def test_a_picker_that_ends_by_itself_is_started_again(tmp_path: Path) -> 
     async with keeping(tmp_path, script) as keep:
         await third_run(runs)
         assert keep.status is None
-    said = (tmp_path / "keep.err").read_text().splitlines()
-    assert said == [
+    lines = (tmp_path / "keep.err").read_text().splitlines()
+    assert lines == [
         "keep.sh: the picker ended with status 3; it is started again in 1 s",
         "keep.sh: the picker ended with status 4; it is started again in 2 s",
     ]

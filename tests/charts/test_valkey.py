@@ -62,9 +62,9 @@ async def test_real_server_runs_as_in_pod_and_lets_in_only_clients_with_password
                     return False
 
             await process.wait_ready(answers)
-            said = await client.config_get("maxmemory*")
-            assert said["maxmemory"] == str(77 * 2**20)
-            assert said["maxmemory-policy"] == "noeviction"
+            settings = await client.config_get("maxmemory*")
+            assert settings["maxmemory"] == str(77 * 2**20)
+            assert settings["maxmemory-policy"] == "noeviction"
             assert (await client.config_get("save"))["save"] == ""
             assert (await client.config_get("appendonly"))["appendonly"] == "no"
             assert await client.set("x", b"x" * 2**20)

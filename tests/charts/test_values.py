@@ -14,8 +14,8 @@ from tests.charts.rendering import GATEWAY, MODEL_SERVER, Helm, HelmError, behin
 pytestmark = pytest.mark.cluster
 
 
-def kv_store(args: Sequence[str] = ("--runner", "hf"), **said: Any) -> dict[str, Any]:
-    return {"engine": "simulated", "simulated": {"args": list(args), "kvStore": {"enabled": True, **said}}}
+def kv_store(args: Sequence[str] = ("--runner", "hf"), **values: Any) -> dict[str, Any]:
+    return {"engine": "simulated", "simulated": {"args": list(args), "kvStore": {"enabled": True, **values}}}
 
 
 LOAD = {"enabled": True, "image": {"repository": "registry.example/load"}}

@@ -66,9 +66,9 @@ async def outcome(call: Any, model: str) -> str:
         if response is None:
             return f"{'not sent' if isinstance(error, UNSENT) else 'no answer'}: {error!r}"
         # A refused websocket has the bytes of the answer, any other error the object in it.
-        said = getattr(error, "body", None) or json.loads(response.body)["error"]
-        shaped = 400 <= response.status_code < 500 and {"message", "type"} <= said.keys()
-        return "refused" if shaped else f"{response.status_code}: {said}"
+        fault = getattr(error, "body", None) or json.loads(response.body)["error"]
+        shaped = 400 <= response.status_code < 500 and {"message", "type"} <= fault.keys()
+        return "refused" if shaped else f"{response.status_code}: {fault}"
     return "answered"
 
 

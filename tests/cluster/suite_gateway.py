@@ -174,9 +174,9 @@ class _Gateways:
             if metadata["name"] not in _parents(route):
                 continue
             generation = route["metadata"]["generation"]
-            said = _conditions("Accepted", "ResolvedRefs", generation=generation)
+            conditions = _conditions("Accepted", "ResolvedRefs", generation=generation)
             parents = [
-                {"parentRef": reference, "controllerName": _CONTROLLER, "conditions": said}
+                {"parentRef": reference, "controllerName": _CONTROLLER, "conditions": conditions}
                 for reference in route["spec"]["parentRefs"]
             ]
             await self._status(route, parents=parents)
@@ -184,15 +184,15 @@ class _Gateways:
             for pool in self._known["InferencePool"]:
                 if pool["metadata"]["name"] in used:
                     generation = pool["metadata"]["generation"]
-                    said = _conditions("Accepted", "ResolvedRefs", generation=generation)
+                    conditions = _conditions("Accepted", "ResolvedRefs", generation=generation)
                     others = [
                         parent
                         for parent in pool.get("status", {}).get("parents", [])
                         if parent["parentRef"]["name"] != here["name"]
                     ]
                     reference = {"group": "gateway.networking.k8s.io", "kind": "Gateway", **here}
-                    told = {"parentRef": reference, "conditions": said}
-                    parents = sorted([*others, told], key=lambda each: each["parentRef"]["name"])
+                    parent = {"parentRef": reference, "conditions": conditions}
+                    parents = sorted([*others, parent], key=lambda each: each["parentRef"]["name"])
                     await self._status(pool, parents=parents)
 
     async def _status(self, found: JsonObject, **status: Any) -> None:

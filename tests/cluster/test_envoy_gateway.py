@@ -158,8 +158,8 @@ async def policies_are_accepted(site: Installed) -> None:
             for found in (await site.get(kind))["items"]:
                 status = found.get("status", {})
                 parents = status.get("ancestors") or status.get("parents") or []
-                said = [c for parent in parents for c in parent["conditions"]]
-                seen[kind] = {c["type"]: f"{c['status']} {c['message']}" for c in said}
+                conditions = [c for parent in parents for c in parent["conditions"]]
+                seen[kind] = {c["type"]: f"{c['status']} {c['message']}" for c in conditions}
         return len(seen) == len(kinds) + 1 and all(
             s.get("Accepted", "").startswith("True") for s in seen.values()
         )
@@ -171,22 +171,22 @@ async def the_picker_is_asked(site: Installed, node: RunningNode, url: str) -> N
     """Wait until Envoy has its configuration and knows that the picker is healthy. Before, Envoy
     fails open.
     """
-    said: list[str] = []
+    faults: list[str] = []
 
     async def asked() -> bool:
         async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
-            said.append((await send_completion(session, url, "is anybody there")).fault)
-        return not said[-1] and bool(await decisions(site, node))
+            faults.append((await send_completion(session, url, "is anybody there")).fault)
+        return not faults[-1] and bool(await decisions(site, node))
 
     try:
         await wait_until(asked, what="", timeout_s=120)
     except AssertionError:
         raise AssertionError(
-            f"no decision; the last fault: {said[-1]}\n{await envoy_says(site, node)}"
+            f"no decision; the last fault: {faults[-1]}\n{await envoy_state(site, node)}"
         ) from None
 
 
-async def envoy_says(site: Installed, node: RunningNode) -> str:
+async def envoy_state(site: Installed, node: RunningNode) -> str:
     """Return Envoy's counters about the picker that are not 0."""
     label = "app.kubernetes.io/component=proxy"
     found = (await Installed(site.plane, SYSTEM).get("pods", "-l", label))["items"]
@@ -214,12 +214,12 @@ async def hits_are_as_predicted(site: Installed, node: RunningNode, url: str) ->
             cached, tokens = cached + outcome.cached_tokens, tokens + outcome.prompt_tokens
     after = await predicted(site, node)
     expected = (after[0] - before[0]) / (after[1] - before[1])
-    said = f"{8 * TENANTS} requests of {tokens} tokens: {cached / tokens:.1%} were cached, {expected:.1%} predicted"
-    assert cached > 0.7 * tokens, said
-    assert abs(expected - cached / tokens) < 0.1, said
+    figures = f"{8 * TENANTS} requests of {tokens} tokens: {cached / tokens:.1%} were cached, {expected:.1%} predicted"
+    assert cached > 0.7 * tokens, figures
+    assert abs(expected - cached / tokens) < 0.1, figures
     sampled = [d for d in await decisions(site, node) if d["cached_tokens"] is not None]
     assert len(sampled) >= 8 * TENANTS, "the picker asked for the bodies of answers and did not get them"
-    return said
+    return figures
 
 
 async def decisions(site: Installed, node: RunningNode) -> list[dict[str, Any]]:

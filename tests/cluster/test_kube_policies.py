@@ -38,8 +38,10 @@ NONSENSE: Sequence[tuple[str, dict[str, Any], str]] = (
 def test_the_api_server_refuses_nonsense_and_says_what_waits(cluster: ControlPlane, namespace: str) -> None:
     install_policy_crd(cluster)
     for name, spec, reason in NONSENSE:
-        said = cluster.kubectl_fails("apply", "-n", namespace, "-f", "-", stdin=policy_document(name, **spec))
-        assert reason in said, f"{name}: {said}"
+        fault = cluster.kubectl_fails(
+            "apply", "-n", namespace, "-f", "-", stdin=policy_document(name, **spec)
+        )
+        assert reason in fault, f"{name}: {fault}"
     cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=policy_document("good", rule="affinity"))
     shown = cluster.kubectl("get", "prp", "-n", namespace, "-o", "wide", "--no-headers").split()
     assert (*shown[:2], *shown[3:]) == ("good", "Unknown", POOL, "Unknown", "Pending"), "beside its age"

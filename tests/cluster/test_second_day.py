@@ -65,9 +65,9 @@ async def test_the_acts_of_the_second_day_fail_no_request(
         await install(site)
         url = (await site.url()).replace("http:", "https:")
         connector = node.connector(force_close=True, limit=0, ssl=trusted)
-        said = await from_zero(site, node, keda, url, trusted, folder=tmp_path)
+        lines = await from_zero(site, node, keda, url, trusted, folder=tmp_path)
         with capsys.disabled():
-            print(f"\n{said}")
+            print(f"\n{lines}")
         await site.kubectl("scale", f"deployment/{SERVERS}", "--replicas=3")
         await site.rolled_out(SERVERS)
         assert "Succeeded" in await site.helm("test", "gateway")

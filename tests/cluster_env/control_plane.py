@@ -333,9 +333,9 @@ class ControlPlane:
             env=environment,
         )
         if (finished.returncode != 0) != fails:
-            said = f"{finished.stdout}{finished.stderr}"
+            output = f"{finished.stdout}{finished.stderr}"
             raise CommandFailedError(
-                f"{' '.join(map(str, command))} ended with {finished.returncode}\n{said}"
+                f"{' '.join(map(str, command))} ended with {finished.returncode}\n{output}"
             )
         return finished.stderr if fails else finished.stdout
 

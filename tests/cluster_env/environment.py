@@ -204,6 +204,6 @@ def find_go(progress: Progress) -> Path:
 
 
 def _version_of(go: Path) -> tuple[int, ...]:
-    said = subprocess.run([go, "env", "GOVERSION"], check=False, capture_output=True, text=True).stdout
-    numbers = re.match(r"go(\d+)\.(\d+)", said)
+    version = subprocess.run([go, "env", "GOVERSION"], check=False, capture_output=True, text=True).stdout
+    numbers = re.match(r"go(\d+)\.(\d+)", version)
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)

@@ -24,12 +24,12 @@ def downloaded(name: str, go_sum: str, *, go: Path) -> Path:
         cwd=tempfile.gettempdir(),
         env={**os.environ, "GOFLAGS": "-mod=mod", "GOWORK": "off"},
     )
-    said = json.loads(done.stdout or b"{}")
-    if done.returncode or said.get("Sum") != go_sum:
+    listed = json.loads(done.stdout or b"{}")
+    if done.returncode or listed.get("Sum") != go_sum:
         raise BuildFailedError(
-            f"{name} could not be fetched as pinned: {said.get('Error') or said.get('Sum')}"
+            f"{name} could not be fetched as pinned: {listed.get('Error') or listed.get('Sum')}"
         )
-    return Path(said["Dir"])
+    return Path(listed["Dir"])
 
 
 def compiled(go: Path, *arguments: str | Path, source: Path) -> None:

@@ -27,7 +27,7 @@ class WatchedHealth:
     """The statuses that a Watch of one service has sent, the latest last."""
 
     def __init__(self, channel: grpc.aio.Channel, service: str) -> None:
-        self.told: list[int] = []
+        self.seen: list[int] = []
         self.error: grpc.StatusCode | None = None
         """The error that ended the Watch. None if it is open or was stopped."""
         self._call: Any = health_pb2_grpc.HealthStub(channel).Watch(
@@ -38,14 +38,14 @@ class WatchedHealth:
     async def _listen(self) -> None:
         try:
             async for answer in self._call:
-                self.told.append(answer.status)
+                self.seen.append(answer.status)
         except grpc.aio.AioRpcError as error:
             self.error = error.code()
 
     async def wait(self, *expected: int) -> None:
         wanted = list(expected)
-        await wait_until(lambda: self.told == wanted or self._task.done(), what=f"the watch sends {expected}")
-        assert self.told == wanted, self.error
+        await wait_until(lambda: self.seen == wanted or self._task.done(), what=f"the watch sends {expected}")
+        assert self.seen == wanted, self.error
 
     @property
     def open(self) -> bool:
@@ -105,7 +105,7 @@ async def test_a_drain_ends_readiness_first_and_answers_until_it_ends(tmp_path: 
                 picker.process.process.signal(signal.SIGTERM)
                 for watched in readiness:
                     await watched.wait(STATUS.SERVING, STATUS.NOT_SERVING)
-                assert liveness.told == [STATUS.SERVING]
+                assert liveness.seen == [STATUS.SERVING]
                 for mode in MODES.values():
                     assert (await picker.route(mode)).destinations
                 assert await picker.health("liveness") == STATUS.SERVING

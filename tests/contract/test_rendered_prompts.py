@@ -38,7 +38,7 @@ class Author:
     def __init__(self, rng: random.Random) -> None:
         self.rng, self._words = rng, count()
 
-    def said(self, most: int = 6) -> str:
+    def text(self, most: int = 6) -> str:
         words = " ".join(f"w{next(self._words):04}" for _ in range(self.rng.randint(1, most)))
         return words + self.rng.choice(("", " Ünï 🦊", "\n", ' "<&>\\'))
 
@@ -52,15 +52,15 @@ class Author:
         body = {FIELD[path][0]: turns[: self.rng.randint(1, len(turns))]}
         line = self.rng.choice(("", billed(1) + "\n"))
         role = self.rng.choice(("developer", "system"))
-        first = {"role": role, "content": (line if (path, role) == (CHAT, "system") else "") + self.said()}
+        first = {"role": role, "content": (line if (path, role) == (CHAT, "system") else "") + self.text()}
         body[FIELD[path][0]][:0] = self.maybe(first) if path != MESSAGES else ()
-        told = self.rng.choice(
-            ("", line + self.said(), [*self.maybe(text(billed(1))), text(self.said()), text(self.said())])
+        system = self.rng.choice(
+            ("", line + self.text(), [*self.maybe(text(billed(1))), text(self.text()), text(self.text())])
         )
         around = {
-            CHAT: {"documents": [{"text": self.said()}]},
-            MESSAGES: {"system": told},
-            RESPONSES: {"instructions": self.rng.choice(("", self.said()))},
+            CHAT: {"documents": [{"text": self.text()}]},
+            MESSAGES: {"system": system},
+            RESPONSES: {"instructions": self.rng.choice(("", self.text()))},
         }
         tools = {"tools": [self.tool(path) for _ in range(self.rng.randint(1, 3))]}
         for fields in self.maybe(tools) + self.maybe(around[path]):
@@ -68,8 +68,8 @@ class Author:
         return body
 
     def tool(self, path: str) -> Body:
-        named = {"name": self.said(1).split()[0], "description": self.said()}
-        schema = {"type": "object", "properties": {"a": {"description": self.said(), "type": "string"}}}
+        named = {"name": self.text(1).split()[0], "description": self.text()}
+        schema = {"type": "object", "properties": {"a": {"description": self.text(), "type": "string"}}}
         if path == MESSAGES:
             return {**named, "input_schema": schema}
         function = {**named, "parameters": schema}
@@ -77,52 +77,52 @@ class Author:
 
     def chat(self, number: int) -> list[Body]:
         """Return one round of a chat: a question, a loop of tools with thoughts, and an answer."""
-        arguments = json.dumps({"a": self.said()})
+        arguments = json.dumps({"a": self.text()})
         call = {"id": f"c{number}", "type": "function", "function": {"name": "ls", "arguments": arguments}}
-        thought = {self.rng.choice(("reasoning", "reasoning_content")): self.said()}
+        thought = {self.rng.choice(("reasoning", "reasoning_content")): self.text()}
         shown = self.rng.choice(
             (
-                {"type": "image_url", "image_url": {"url": self.said()}},
-                {"type": "image_url", "image_url": {"url": "data:,a"}, "uuid": self.said()},
-                {"image_url": self.said()},
-                {"type": "input_audio", "input_audio": {"data": self.said(), "format": "wav"}},
-                {"type": "audio_url", "audio_url": {"url": self.said()}},
-                {"type": "video_url", "video_url": {"url": self.said()}, "uuid": self.said()},
-                {"type": "thinking", "thinking": self.said()},
+                {"type": "image_url", "image_url": {"url": self.text()}},
+                {"type": "image_url", "image_url": {"url": "data:,a"}, "uuid": self.text()},
+                {"image_url": self.text()},
+                {"type": "input_audio", "input_audio": {"data": self.text(), "format": "wav"}},
+                {"type": "audio_url", "audio_url": {"url": self.text()}},
+                {"type": "video_url", "video_url": {"url": self.text()}, "uuid": self.text()},
+                {"type": "thinking", "thinking": self.text()},
             )
         )
         return [
             {
                 "role": "user",
-                "content": self.rng.choice((self.said(), [*self.maybe(shown), text(self.said())])),
+                "content": self.rng.choice((self.text(), [*self.maybe(shown), text(self.text())])),
             },
             {"role": "assistant", "content": None, "tool_calls": [call], **(self.maybe(thought) or [{}])[0]},
-            {"role": "tool", "tool_call_id": f"c{number}", "content": self.said()},
-            {"role": "assistant", "content": self.said()},
+            {"role": "tool", "tool_call_id": f"c{number}", "content": self.text()},
+            {"role": "assistant", "content": self.text()},
         ]
 
     def messages(self, number: int) -> list[Body]:
-        thinking = {"type": "thinking", "thinking": self.said(), "signature": "s"}
-        use = {"type": "tool_use", "id": f"c{number}", "name": "ls", "input": {"a": self.said()}}
-        result = {"type": "tool_result", "tool_use_id": f"c{number}", "content": self.said()}
-        source = {"type": "base64", "media_type": "image/png", "data": self.said()}
-        shown = {"type": "image", "source": self.rng.choice((source, {"type": "url", "url": self.said()}))}
+        thinking = {"type": "thinking", "thinking": self.text(), "signature": "s"}
+        use = {"type": "tool_use", "id": f"c{number}", "name": "ls", "input": {"a": self.text()}}
+        result = {"type": "tool_result", "tool_use_id": f"c{number}", "content": self.text()}
+        source = {"type": "base64", "media_type": "image/png", "data": self.text()}
+        shown = {"type": "image", "source": self.rng.choice((source, {"type": "url", "url": self.text()}))}
         return [
-            {"role": "user", "content": [*self.maybe(shown), text(self.said())]},
+            {"role": "user", "content": [*self.maybe(shown), text(self.text())]},
             {"role": "assistant", "content": [*self.maybe(thinking), use]},
-            {"role": "user", "content": [result, *self.maybe(text(self.said()))]},
-            {"role": "assistant", "content": [text(self.said())]},
+            {"role": "user", "content": [result, *self.maybe(text(self.text()))]},
+            {"role": "assistant", "content": [text(self.text())]},
         ]
 
     def items(self, number: int) -> list[Body]:
-        said = {"type": "reasoning_text", "text": self.said()}
-        thought = {"type": "reasoning", "id": f"r{number}", "summary": [], "content": [said]}
-        arguments = json.dumps({"a": self.said()})
+        words = {"type": "reasoning_text", "text": self.text()}
+        thought = {"type": "reasoning", "id": f"r{number}", "summary": [], "content": [words]}
+        arguments = json.dumps({"a": self.text()})
         call = {"type": "function_call", "call_id": f"c{number}", "name": "ls", "arguments": arguments}
-        output = {"type": "function_call_output", "call_id": f"c{number}", "output": self.said()}
-        shown = {"type": "input_image", "image_url": self.said(), "detail": "auto"}
-        parts = [shown, {"type": "input_text", "text": self.said()}]
-        asked = {"role": "user", "content": self.rng.choice((self.said(), parts))}
+        output = {"type": "function_call_output", "call_id": f"c{number}", "output": self.text()}
+        shown = {"type": "input_image", "image_url": self.text(), "detail": "auto"}
+        parts = [shown, {"type": "input_text", "text": self.text()}]
+        asked = {"role": "user", "content": self.rng.choice((self.text(), parts))}
         return [asked, *self.maybe(thought), call, output]
 
 
@@ -258,8 +258,8 @@ def pairs() -> list[Pair]:
         CHANGES[change](changed, rng)
         for each in (body, changed):
             match each.get("input"):
-                case [{"role": "user", "content": str(said)}]:
-                    each["input"] = said
+                case [{"role": "user", "content": str(text)}]:
+                    each["input"] = text
         found.append((change, path, body, changed))
 
     generate()
@@ -280,8 +280,8 @@ def test_prompts_part_where_vllms_do(vllm_environment: VllmEnvironment) -> None:
         ends = shared(*chains), shared(*theirs)
         for mine, true in zip(ours, theirs, strict=True):
             words = {*WORD.findall(mine)} & {*WORD.findall(true)}
-            told, kept = reached(mine, ends[0], words), reached(true, ends[1], words)
-            assert told <= kept, (change, path, two)  # else a hit is promised that the server does not have
-            assert kept <= told or change in EARLIER, (change, path, two)
+            match, kept = reached(mine, ends[0], words), reached(true, ends[1], words)
+            assert match <= kept, (change, path, two)  # else a hit is promised that the server does not have
+            assert kept <= match or change in EARLIER, (change, path, two)
             parted += 0 < len(kept) < len(words)
     assert parted > 200

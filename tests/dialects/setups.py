@@ -78,13 +78,13 @@ class Setup:
         """Return the decision about one request, once it has the values in `expected`."""
         found: dict[str, Any] = {}
 
-        async def said() -> bool:
+        async def holds_now() -> bool:
             nonlocal found
             found = await self.picker.decision(request_id) or {}
             return bool(found) and all(found[name] == value for name, value in expected.items())
 
         try:
-            await wait_until(said, what="")
+            await wait_until(holds_now, what="")
         except AssertionError:
             raise AssertionError(f"decision {request_id}: wanted {expected}, found {found}") from None
         return found
@@ -100,10 +100,10 @@ class Setup:
     async def until(self, holds: Callable[[list[dict[str, Any]]], bool], *, what: str) -> None:
         """Wait until the picker's page of endpoints says so."""
 
-        async def said() -> bool:
+        async def holds_now() -> bool:
             return holds(await self.endpoints())
 
-        await wait_until(said, what=what)
+        await wait_until(holds_now, what=what)
 
     async def use(self, backends: Sequence[Backend], *, roles: Mapping[str, str] | None = None) -> None:
         """Put these servers into the picker's endpoints file, with `roles` by name. The gateway knows all

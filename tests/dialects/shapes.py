@@ -30,7 +30,7 @@ class Shape:
     """Bodies pass the picker both ways, and the gateway fails closed."""
     subset: bool = False
     """The gateway tells the picker from which endpoints it may choose."""
-    tells_served: bool = False
+    names_served: bool = False
     bare: bool = False
     """The gateway tells the picker no path, and takes only the destination from its answer: no refusal,
     header or body.
@@ -155,12 +155,12 @@ def _gke(document: dict[str, Any]) -> None:
 SHAPES: Final[Mapping[str, Shape]] = {
     shape.name: shape
     for shape in (
-        Shape("envoy", _own, subset=True, tells_served=True),
-        Shape("envoy-gateway", _envoy_gateway, subset=True, tells_served=True),
-        Shape("istio", _istio, duplex=True, tells_served=True),
+        Shape("envoy", _own, subset=True, names_served=True),
+        Shape("envoy-gateway", _envoy_gateway, subset=True, names_served=True),
+        Shape("istio", _istio, duplex=True, names_served=True),
         Shape("ai-gateway", _ai_gateway, reads_list=False, duplex=True),
-        Shape("agentgateway", reads_list=False, duplex=True, tells_served=True),
+        Shape("agentgateway", reads_list=False, duplex=True, names_served=True),
         Shape("nginx", reads_list=False, bare=True, abort_is="detached"),
-        Shape("gke", _gke, duplex=True, subset=True, tells_served=True),
+        Shape("gke", _gke, duplex=True, subset=True, names_served=True),
     )
 }

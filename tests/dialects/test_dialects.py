@@ -264,7 +264,7 @@ async def test_the_subset_hint_binds_where_the_gateway_sends_one(setup: Setup) -
 async def test_picker_knows_the_server_that_served_where_the_gateway_tells_it(setup: Setup) -> None:
     reply = await setup.client.complete("who was it", headers={"x-request-id": "who"})
     decision = await setup.decision("who")
-    if setup.shape.tells_served:
+    if setup.shape.names_served:
         assert decision["served"] == str(setup.backend(reply.served_by).address)
     else:
         assert decision["served"] is None

@@ -57,13 +57,13 @@ def test_001_6_prompts_of_peoples_lengths_hit_49_percent_in_full_blocks(count: i
 def test_003_5_both_batched_modes_compute_each_distinct_prompt_once() -> None:
     """13 requests share 3 prompts, which is one in 4.33, as in the document."""
     bench = replace(runs.prepare_shape("tiny", device_name="cpu", num_blocks=1024), requests=13)
-    told = rows.prompt_modes(bench, runs.Kept({}), repeats=1, say=print)
-    assert [line["mode"] for line in told["rows"]] == ["naive", "offline", "online"]
-    for line in told["rows"]:
+    found = rows.prompt_modes(bench, runs.Kept({}), repeats=1, say=print)
+    assert [line["mode"] for line in found["rows"]] == ["naive", "offline", "online"]
+    for line in found["rows"]:
         assert (line["prompts computed with"], line["prompts computed without"]) == (3, 13)
         assert line["throughput (total) with"] == line["answer tokens/s with"] * (856 + 16) / 16
         assert line["prefill s with"] < line["prefill without"]
-    assert told["same greedy text in all modes"]
+    assert found["same greedy text in all modes"]
 
 
 def test_001_7_all_but_the_first_request_hit_37_5_percent() -> None:

@@ -201,6 +201,6 @@ def test_sigterm_waits_for_the_writer_and_another_model_is_refused(
 
 
 def _layout(store: Path) -> KvLayout:
-    told = json.loads((store / "manifest.json").read_text())
-    del told["format"]
-    return KvLayout(**told)
+    manifest = json.loads((store / "manifest.json").read_text())
+    del manifest["format"]
+    return KvLayout(**manifest)

@@ -70,18 +70,18 @@ def test_003_3_after_the_copy_of_a_kept_tail_every_logit_is_plain_models() -> No
     requests = [seeded_request(f"again {seed}", prompt, temperature=1.5, seed=seed) for seed in (2, 3)]
     for request in requests:
         engine.add(request)
-    told: dict[str, list[TokenOutput]] = {}
+    outputs: dict[str, list[TokenOutput]] = {}
     num_copies = 0
     while engine.num_unfinished:
         plan = engine.begin(now=0.0)
         num_copies += len(plan.copies)
         for output in engine.finish(plan, engine.runner.execute(plan), now=0.0):
-            told.setdefault(output.request.request_id, []).append(output)
+            outputs.setdefault(output.request.request_id, []).append(output)
     assert num_copies == 2, "one block for each of them"
     assert requests[0].token_ids != requests[1].token_ids
     for request in requests:
         expected = plain_logits(tiny("llama"), request.token_ids).log_softmax(-1)
-        for end, output in enumerate(told[request.request_id], start=len(prompt)):
+        for end, output in enumerate(outputs[request.request_id], start=len(prompt)):
             assert output.logprobs is not None
             right = expected[end - 1]
             assert output.logprobs.logprob == pytest.approx(float(right[output.token_id]), abs=1e-4)

@@ -115,8 +115,8 @@ async def test_a_conversation_is_read_through_the_models_own_template(
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a class?"}]
     prompt = "<s><|system|>Be brief.</s><|user|>What is a class?</s><|assistant|>"
     tokens = tokenizer(prompt)["input_ids"]
-    told = await running.post("/tokenize", messages=messages)
-    assert told == {"count": len(tokens), "max_model_len": 2048, "tokens": tokens}
+    tokenized = await running.post("/tokenize", messages=messages)
+    assert tokenized == {"count": len(tokens), "max_model_len": 2048, "tokens": tokens}
     assert (await running.post("/detokenize", tokens=tokens))["prompt"] == prompt
     answer = await running.post("/v1/chat/completions", messages=messages, temperature=0, max_tokens=8)
     expected = tokenizer.decode(greedy(plain, tokens, 8), skip_special_tokens=True)
@@ -180,19 +180,19 @@ async def test_log_probabilities_are_the_models_own_in_both_shapes(
 ) -> None:
     tokens = tokenizer(PROMPT)["input_ids"]
     answer = (await running.complete(max_tokens=4, logprobs=2))["choices"][0]
-    told = answer["logprobs"]
+    logprobs = answer["logprobs"]
     chosen = greedy(plain, tokens, 4)
     with torch.inference_mode():
         logits = plain(input_ids=torch.tensor([tokens + chosen])).logits[0]
     expected = logits.log_softmax(-1)[len(tokens) - 1 : -1]
-    assert told["tokens"] == [tokenizer.decode([token]) for token in chosen]
-    assert "".join(told["tokens"]) == answer["text"]
-    assert told["text_offset"] == [0, *(len("".join(told["tokens"][:n])) for n in (1, 2, 3))]
+    assert logprobs["tokens"] == [tokenizer.decode([token]) for token in chosen]
+    assert "".join(logprobs["tokens"]) == answer["text"]
+    assert logprobs["text_offset"] == [0, *(len("".join(logprobs["tokens"][:n])) for n in (1, 2, 3))]
     for row, token in enumerate(chosen):
-        assert told["token_logprobs"][row] == pytest.approx(float(expected[row, token]), abs=1e-3)
+        assert logprobs["token_logprobs"][row] == pytest.approx(float(expected[row, token]), abs=1e-3)
         top = expected[row].topk(2)
         by_text = {tokenizer.decode([int(i)]): float(v) for i, v in zip(top.indices, top.values, strict=True)}
-        assert told["top_logprobs"][row] == pytest.approx(by_text, abs=1e-3)
+        assert logprobs["top_logprobs"][row] == pytest.approx(by_text, abs=1e-3)
 
     chat = {"messages": [{"role": "user", "content": "Why?"}], "temperature": 0, "max_tokens": 3}
     whole = await running.post("/v1/chat/completions", **chat, logprobs=True, top_logprobs=1)
@@ -203,7 +203,7 @@ async def test_log_probabilities_are_the_models_own_in_both_shapes(
         assert bytes(one["bytes"]).decode() == one["token"]
     events = await running.streamed("/v1/chat/completions", **chat, logprobs=True, top_logprobs=1)
     streamed = [event["choices"][0].get("logprobs") for event in events]
-    assert [one for told in streamed if told for one in told["content"]] == content
+    assert [one for logprobs in streamed if logprobs for one in logprobs["content"]] == content
 
 
 async def test_bias_penalties_and_least_lengths_change_the_answer(running: RealServer) -> None:
@@ -234,11 +234,11 @@ async def test_each_answer_has_the_form_that_was_asked_for(running: RealServer) 
     asked = {"temperature": 1.0, "seed": 5, "max_tokens": 400, "structured_outputs": {"json": schema}}
     answer = await running.complete(n=4, **asked)
     for choice in answer["choices"]:
-        said = json.loads(choice["text"])
-        assert said.keys() == {"good", "sizes"}
-        assert isinstance(said["good"], bool)
-        assert len(said["sizes"]) >= 2
-        assert set(said["sizes"]) <= {1, 22}
+        written = json.loads(choice["text"])
+        assert written.keys() == {"good", "sizes"}
+        assert isinstance(written["good"], bool)
+        assert len(written["sizes"]) >= 2
+        assert set(written["sizes"]) <= {1, 22}
         assert choice["finish_reason"] == "stop"
     assert await running.text(**asked) == answer["choices"][0]["text"], "answers do not share their state"
 
@@ -267,7 +267,7 @@ async def test_streamed_pieces_never_cut_a_character(running: RealServer) -> Non
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "says"),
+    ("field", "value", "message"),
     [
         ("temperature", -1, "must be between 0 and 2"),
         ("prompt", [1, 4_000_000], "4000000"),
@@ -280,10 +280,10 @@ async def test_streamed_pieces_never_cut_a_character(running: RealServer) -> Non
     ],
 )
 async def test_requests_that_the_engine_cannot_serve_are_refused(
-    running: RealServer, field: str, value: object, says: str
+    running: RealServer, field: str, value: object, message: str
 ) -> None:
     error = await running.refused("/v1/completions", **{"prompt": "x", field: value})
-    assert says in error["message"]
+    assert message in error["message"]
     assert error["param"] == field
     assert await running.text(max_tokens=1)
 

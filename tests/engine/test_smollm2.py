@@ -32,9 +32,9 @@ def module(smollm2_folder: Path) -> Any:
 
 
 def test_a_second_search_finds_the_files_that_the_first_one_made(smollm2_folder: Path) -> None:
-    said: list[str] = []
-    assert find(SMOLLM2, progress=said.append) == smollm2_folder
-    assert not said
+    lines: list[str] = []
+    assert find(SMOLLM2, progress=lines.append) == smollm2_folder
+    assert not lines
     assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= {
         file.name for file in smollm2_folder.iterdir()
     }

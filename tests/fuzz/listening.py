@@ -114,10 +114,10 @@ class HubFrames(OfBytes):
 
     async def check(self) -> None:
         """A message of one worker reaches the other."""
-        said = b"said %d" % next(self._numbers)
-        await self._one.send(said)
+        batch = b"said %d" % next(self._numbers)
+        await self._one.send(batch)
         async with asyncio.timeout(_WAIT_S):
-            while said not in {received.data for received in await self._other.read()}:
+            while batch not in {received.data for received in await self._other.read()}:
                 pass
 
 

@@ -62,13 +62,13 @@ def spoken() -> list[bytes]:
     """Return what a real picker sends."""
     one, other = Replica(8), Replica(9)
     meet([one, other], now=0.0)
-    said: list[bytes] = []
+    batches: list[bytes] = []
     for n in range(4):
         pick = one.pick(text(f"s{n}", 1_500), now=1.0 + n)
-        said += one.send(now=1.0 + n)
+        batches += one.send(now=1.0 + n)
         one.end(pick, now=1.5 + n)
-        said += one.send(now=1.5 + n)
-    return said
+        batches += one.send(now=1.5 + n)
+    return batches
 
 
 def hand_made(replica: Replica) -> list[bytes]:

@@ -112,8 +112,8 @@ def _keep(name: str, inputs: Sequence[bytes], error: Exception) -> str:
     _FOUND.mkdir(parents=True, exist_ok=True)
     for data in inputs:
         (_FOUND / f"{name}-{hashlib.sha256(data).hexdigest()[:12]}").write_bytes(data)
-    said = f"{name}: {type(error).__name__}: {error}"[:300]
-    return f"{said}; kept in {_FOUND}; move it to {SEEDS / name} once the fault is repaired"
+    fault = f"{name}: {type(error).__name__}: {error}"[:300]
+    return f"{fault}; kept in {_FOUND}; move it to {SEEDS / name} once the fault is repaired"
 
 
 def _blocks() -> int:

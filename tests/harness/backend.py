@@ -107,7 +107,7 @@ class Behaviour:
     fail_status: int = 503
     longest_bytes: int = 2**40
     """A longer body gets 400, as a prompt that is too long for the model."""
-    tells: int = 0
+    fails_midway_with: int = 0
     """Streamed answers begin with 200, tell of an error with this code, and end."""
 
 
@@ -214,8 +214,8 @@ class Backend:
         response = web.StreamResponse(status=behaviour.status, headers=headers)
         await response.prepare(request)
         await behaviour.before_body.passed()
-        if behaviour.tells:
-            error = {"error": {"message": "as the test says", "code": behaviour.tells}}
+        if behaviour.fails_midway_with:
+            error = {"error": {"message": "as the test says", "code": behaviour.fails_midway_with}}
             await response.write(b"data: " + json.dumps(error).encode() + b"\n\ndata: [DONE]\n\n")
             return response
         for index in range(behaviour.chunks):

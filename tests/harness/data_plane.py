@@ -103,7 +103,7 @@ class StreamExchange:
         self.immediate: Immediate | None = None
         self.metadata: dict[str, Any] = {}
         """The picker's dynamic metadata, by namespace."""
-        self._told_modes = mode.silent
+        self._sent_modes = mode.silent
         self.call: Any = channel.stream_stream(
             _METHOD,
             request_serializer=wire.ProcessingRequest.SerializeToString,
@@ -247,8 +247,8 @@ class StreamExchange:
             await self._write(message)
 
     async def _write(self, message: Any) -> None:
-        if not self._told_modes:
-            self._told_modes = True
+        if not self._sent_modes:
+            self._sent_modes = True
             config = message.protocol_config
             config.request_body_mode = self.mode.request
             config.response_body_mode = self.mode.response

@@ -45,9 +45,9 @@ class Engine:
 
     def import_base(self, tarball: Path, name: str) -> None:
         """Import an image of one layer, unless it exists."""
-        if self._said("images", "--quiet", "--filter", f"reference={name}"):
+        if self._output("images", "--quiet", "--filter", f"reference={name}"):
             return
-        container = self._said("from", "scratch")
+        container = self._output("from", "scratch")
         run(*self.command, "add", "--quiet", container, tarball, "/")
         run(*self.command, "commit", "--quiet", "--rm", container, name)
 
@@ -64,20 +64,20 @@ class Engine:
     @contextmanager
     def container(self, image: str) -> Iterator[tuple[str, Path]]:
         """Make a container of an image, and yield its root folder."""
-        name = self._said("from", "--pull-never", image)
+        name = self._output("from", "--pull-never", image)
         try:
-            yield name, Path(self._said("mount", name))
+            yield name, Path(self._output("mount", name))
         finally:
             run(*self.command, "rm", name)
 
     def run_in(self, container: str, *words: str, mounts: Sequence[tuple[Path, str]] = ()) -> str:
         """Run a command in a container as the image's user. Return its output."""
         volumes = [w for source, target in mounts for w in ("--volume", f"{source}:{target}:ro")]
-        return self._said("run", "--isolation", "chroot", *volumes, container, "--", *words)
+        return self._output("run", "--isolation", "chroot", *volumes, container, "--", *words)
 
     def config(self, image: str) -> dict[str, Any]:
         """Return the image's own settings: Entrypoint, Cmd, Env, User."""
-        found: dict[str, Any] = json.loads(self._said("inspect", "--type", "image", image))
+        found: dict[str, Any] = json.loads(self._output("inspect", "--type", "image", image))
         config: dict[str, Any] = found["OCIv1"]["config"]
         return config
 
@@ -88,7 +88,7 @@ class Engine:
         named = [Path(settings[name]) for name in _PATHS if name in settings]
         return [(file, _PIP_FILE), *((path, str(path)) for path in named if path.exists())]
 
-    def _said(self, *words: str) -> str:
+    def _output(self, *words: str) -> str:
         done = subprocess.run([*self.command, *words], check=False, stdout=subprocess.PIPE, text=True)
         if done.returncode:
             raise BuildFailedError(f"buildah {' '.join(words)} ended with status {done.returncode}")
@@ -99,10 +99,10 @@ def pip_settings() -> dict[str, str]:
     """Return the settings that pip on this machine reads from its files and from variables. Variables win.
     Settings of single commands are left out.
     """
-    said = subprocess.run(
+    listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True
     ).stdout
-    rows = re.findall(r"^(global|:env:)\.([\w-]+)='(.*)'$", said, re.MULTILINE)
+    rows = re.findall(r"^(global|:env:)\.([\w-]+)='(.*)'$", listed, re.MULTILINE)
     return {name: value for section in ("global", ":env:") for found, name, value in rows if found == section}
 
 

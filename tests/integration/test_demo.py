@@ -29,13 +29,13 @@ async def demo(*options: str, tmp: Path, logs: Path) -> AsyncIterator[ManagedPro
         yield process
 
 
-def said(running: ManagedProcess) -> str:
+def output(running: ManagedProcess) -> str:
     return running.stdout.read_text() + running.stderr.read_text()
 
 
-async def until_said(running: ManagedProcess, words: str) -> str:
-    await running.wait_ready(lambda: words in said(running), what=words, timeout_s=120)
-    return said(running)
+async def until_printed(running: ManagedProcess, words: str) -> str:
+    await running.wait_ready(lambda: words in output(running), what=words, timeout_s=120)
+    return output(running)
 
 
 @pytest.fixture
@@ -67,14 +67,14 @@ async def test_neither_rule_fails_the_same_work_and_least_cost_hits_more(
     file = tmp_path / "figures.json"
     options = ("--once", "--servers", "2", "--requests", "24", "--json", str(file))
     async with demo(*options, tmp=short_tmp, logs=tmp_path) as running:
-        await until_said(running, "Ready after")
+        await until_printed(running, "Ready after")
         children = running.children()
         assert len(children) == 4  # These are two servers, the picker and Envoy.
-        assert await running.wait(timeout_s=120) == 0, said(running)
+        assert await running.wait(timeout_s=120) == 0, output(running)
     assert not [pid for pid in children if alive(pid)]
     assert not list(short_tmp.iterdir())
-    assert re.search(r"token hit rate +\d+\.\d % +\d+\.\d % +\d+\.\d\dx", said(running))
-    assert re.search(r"requests by server  s1 +12 +\d+", said(running))
+    assert re.search(r"token hit rate +\d+\.\d % +\d+\.\d % +\d+\.\d\dx", output(running))
+    assert re.search(r"requests by server  s1 +12 +\d+", output(running))
 
     figures = json.loads(file.read_text())
     by_turn, by_cost = figures["rules"]
@@ -96,10 +96,10 @@ async def test_the_demo_stays_up_and_shows_the_decision_about_its_curl_line(
     async with demo(
         "--servers", "2", "--requests", "3", "--rules", "least-cost", tmp=short_tmp, logs=tmp_path
     ) as running:
-        told = await until_said(running, "Ctrl-C ends everything")
+        printed = await until_printed(running, "Ctrl-C ends everything")
         (place,) = [place for place in announced_demos() if place.pid == running.pid]
-        assert re.search(rf"gateway +{re.escape(place.gateway)} ", told), "`make load` finds it"
-        words = shlex.split(next(line for line in told.splitlines() if line.strip().startswith("curl ")))
+        assert re.search(rf"gateway +{re.escape(place.gateway)} ", printed), "`make load` finds it"
+        words = shlex.split(next(line for line in printed.splitlines() if line.strip().startswith("curl ")))
         name, value = words[words.index("-H") + 1].split(": ")
         data = words[words.index("-d") + 1].encode()
         answer, headers = get_json(
@@ -107,7 +107,7 @@ async def test_the_demo_stays_up_and_shows_the_decision_about_its_curl_line(
         )
         assert answer["choices"][0]["message"]["content"]
 
-        shown = re.search(r"one decision +(http://\S+/decisions/)(\S+)", told)
+        shown = re.search(r"one decision +(http://\S+/decisions/)(\S+)", printed)
         assert shown is not None
         for request_id in (shown.group(2), headers["x-request-id"]):
             decision, _ = get_json(shown.group(1) + request_id)
@@ -116,8 +116,8 @@ async def test_the_demo_stays_up_and_shows_the_decision_about_its_curl_line(
 
         children = running.children()
         running.signal(signal.SIGTERM)
-        assert await running.wait(timeout_s=120) == 0, said(running)
-    assert "The demo has ended" in said(running)
+        assert await running.wait(timeout_s=120) == 0, output(running)
+    assert "The demo has ended" in output(running)
     assert running.pid not in {place.pid for place in announced_demos()}
     assert not [pid for pid in children if alive(pid)]
     assert not list(short_tmp.iterdir())
@@ -127,19 +127,19 @@ async def test_ctrl_c_in_the_middle_ends_everything_with_exit_status_of_signal(
     short_tmp: Path, tmp_path: Path
 ) -> None:
     async with demo("--once", "--servers", "1", "--keep-logs", tmp=short_tmp, logs=tmp_path) as running:
-        await until_said(running, "Ready after")
+        await until_printed(running, "Ready after")
         children = running.children()
         running.signal(signal.SIGINT)
-        assert await running.wait(timeout_s=120) == 128 + signal.SIGINT, said(running)
+        assert await running.wait(timeout_s=120) == 128 + signal.SIGINT, output(running)
     assert not [pid for pid in children if alive(pid)]
     (kept,) = short_tmp.iterdir()
-    assert str(kept) in said(running)
+    assert str(kept) in output(running)
     assert {"envoy.yaml", "config.yaml", "picker.err", "server-1.out"} <= {f.name for f in kept.iterdir()}
 
 
 async def test_a_demo_that_is_killed_takes_everything_with_it(short_tmp: Path, tmp_path: Path) -> None:
     async with demo("--servers", "1", tmp=short_tmp, logs=tmp_path) as running:
-        await until_said(running, "Ready after")
+        await until_printed(running, "Ready after")
         children = running.children()
         assert len(children) == 3
         running.signal(signal.SIGKILL)

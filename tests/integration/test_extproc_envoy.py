@@ -76,7 +76,7 @@ class EnvoyRig:
         assert all(s.in_flight == 0 for s in self.picker.fleet.states())
 
 
-TOLD = web.AppKey("told", asyncio.Event)
+GO_ON = web.AppKey("go on", asyncio.Event)
 
 
 async def serve_upstream(request: web.Request) -> web.StreamResponse:
@@ -85,18 +85,18 @@ async def serve_upstream(request: web.Request) -> web.StreamResponse:
     """
     body = await request.read()
     port = request.transport.get_extra_info("sockname")[1] if request.transport else 0
-    told = {
+    received = {
         "port": port,
         "size": len(body),
         "sum": sum(body),
         "destination": request.headers.get("x-gateway-destination-endpoint", ""),
         "request_id": request.headers.get("x-request-id", ""),
     }
-    if request.path == "/until-told":
+    if request.path == "/until-go-on":
         response = web.StreamResponse()
         await response.prepare(request)
         await response.write(b"begun,")
-        await request.app[TOLD].wait()
+        await request.app[GO_ON].wait()
         await response.write(b"ended")
         return response
     if request.path == "/stream":
@@ -107,7 +107,7 @@ async def serve_upstream(request: web.Request) -> web.StreamResponse:
             await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         return response
-    return web.json_response(told)
+    return web.json_response(received)
 
 
 @contextlib.asynccontextmanager
@@ -146,10 +146,10 @@ def _listener(ours: dict[str, Any], mode: str, *, port: int) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def running_upstreams(count: int, *, told: asyncio.Event | None = None) -> AsyncIterator[list[int]]:
+async def running_upstreams(count: int, *, go_on: asyncio.Event | None = None) -> AsyncIterator[list[int]]:
     app = web.Application(client_max_size=64 * 2**20)
     app.router.add_route("*", "/{tail:.*}", serve_upstream)
-    app[TOLD] = told or asyncio.Event()
+    app[GO_ON] = go_on or asyncio.Event()
     server = WebServer(app)
     try:
         yield [await server.listen() for _ in range(count)]
@@ -203,8 +203,8 @@ def long_completion(size_bytes: int, *, tag: str) -> bytes:
 async def post(rig: EnvoyRig, mode: str, body: bytes, **headers: str) -> dict[str, Any]:
     async with rig.client.post(rig.url(mode), data=io.BytesIO(body), headers=headers) as response:
         assert response.status == 200, await response.text()
-        told: dict[str, Any] = await response.json()
-        return told
+        received: dict[str, Any] = await response.json()
+        return received
 
 
 @pytest.mark.core
@@ -220,14 +220,14 @@ async def test_a_request_reaches_the_picked_server_with_its_body_untouched(
     rig: EnvoyRig, mode: str, size_bytes: int
 ) -> None:
     body = long_completion(size_bytes, tag=mode)
-    told = await post(rig, mode, body, **{"x-request-id": f"{mode}-{size_bytes}"})
+    received = await post(rig, mode, body, **{"x-request-id": f"{mode}-{size_bytes}"})
     pick = rig.seen.picks[-1]
-    assert told["size"] == len(body)
-    assert told["sum"] == sum(body)
-    assert told["port"] == pick.destinations[0].port
-    assert told["destination"] == ",".join(map(str, pick.destinations))
+    assert received["size"] == len(body)
+    assert received["sum"] == sum(body)
+    assert received["port"] == pick.destinations[0].port
+    assert received["destination"] == ",".join(map(str, pick.destinations))
     assert len(pick.destinations) == 3
-    assert pick.decision.request_id == told["request_id"]
+    assert pick.decision.request_id == received["request_id"]
     assert pick.decision.kind == ("completions" if mode in READS_BODY else "other")
     await rig.settled()
     assert pick.decision.status == 200
@@ -246,9 +246,9 @@ async def test_a_body_that_is_read_in_part_arrives_whole(rig: EnvoyRig) -> None:
         yield body[BUFFER_LIMIT_BYTES + 2**19 :]
 
     async with rig.client.post(rig.url("buffered_partial"), data=in_two_parts()) as response:
-        told = await response.json()
-    assert (told["size"], told["sum"]) == (len(body), sum(body))
-    assert told["port"] == rig.seen.picks[-1].destinations[0].port
+        received = await response.json()
+    assert (received["size"], received["sum"]) == (len(body), sum(body))
+    assert received["port"] == rig.seen.picks[-1].destinations[0].port
 
 
 async def test_a_body_over_envoys_own_limit_is_refused_and_leaves_nothing_behind(rig: EnvoyRig) -> None:
@@ -275,8 +275,8 @@ async def test_a_sampled_answer_is_read_and_reaches_the_client_unchanged(rig: En
 
 
 async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path: Path) -> None:
-    told = asyncio.Event()
-    async with running_upstreams(2, told=told) as upstreams:
+    go_on = asyncio.Event()
+    async with running_upstreams(2, go_on=go_on) as upstreams:
         picker = picker_of_ports(upstreams)
         seen = Seen.of(picker)
         server = ExtProcServer(
@@ -291,7 +291,7 @@ async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path
             aiohttp.ClientSession() as client,
         ):
             answers = [
-                await client.post(f"http://127.0.0.1:{port}/until-told", data=b"{}")
+                await client.post(f"http://127.0.0.1:{port}/until-go-on", data=b"{}")
                 for port in ports.values()
                 for _ in range(4)
             ]
@@ -300,7 +300,7 @@ async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path
             assert len(server.streams.live) == len(answers)
             await server.drain(5)
             await server.stop()
-            told.set()
+            go_on.set()
             assert [await answer.text() for answer in answers] == ["ended"] * len(answers)
         assert [p.decision.outcome for p in seen.over] == ["detached"] * len(answers)
 
@@ -322,10 +322,10 @@ async def test_picker_with_too_much_to_do_answers_at_once_and_body_arrives_whole
     rig: EnvoyRig, overloaded: None, mode: str, size: int
 ) -> None:
     body = long_completion(size, tag=f"overload {mode}")
-    told = await post(rig, mode, body)
-    assert (told["size"], told["sum"]) == (len(body), sum(body))
+    received = await post(rig, mode, body)
+    assert (received["size"], received["sum"]) == (len(body), sum(body))
     await rig.settled()
     decision = rig.seen.picks[-1].decision
     assert (decision.reason, decision.unread, decision.matched_tokens) == ("overload", "overload", 0)
     assert decision.outcome == ("ended" if mode == "full_duplex" else "detached")
-    assert told["port"] == rig.seen.picks[-1].destinations[0].port
+    assert received["port"] == rig.seen.picks[-1].destinations[0].port

@@ -180,9 +180,9 @@ async def test_a_server_that_cuts_its_answers_gets_only_trials_and_comes_back(tm
         after = [await comes_whole(gateway) for _ in range(60)]
         assert after.count(False) <= 1, "the server gets only trials"
         seen += after.count(False)
-        said = "s0 gets only trial requests: its answers break off midway"
+        line = "s0 gets only trial requests: its answers break off midway"
         await wait_until(
-            lambda: said in gateway.picker.process.stderr.read_text(), what="the log names the server"
+            lambda: line in gateway.picker.process.stderr.read_text(), what="the log names the server"
         )
         sick.behaviour = Behaviour()
         await back(gateway, "s0")

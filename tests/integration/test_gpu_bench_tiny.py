@@ -25,12 +25,12 @@ def test_every_step_runs_at_tiny_sizes_and_the_next_run_finds_them_done(
     command = [sys.executable, "-m", "bench.gpu", "--tiny", "--folder", str(tmp_path), "--limit-s", "1500"]
     first = subprocess.run(command, capture_output=True, text=True, check=False)
     outcomes = json.loads((tmp_path / "state.json").read_text())
-    told = (tmp_path / "page.md").read_text()
+    page = (tmp_path / "page.md").read_text()
     assert [one["name"] for one in outcomes] == [step.name for step in steps.tiny()]
-    assert {one["status"] for one in outcomes} == {"done"}, told
+    assert {one["status"] for one in outcomes} == {"done"}, page
     assert first.returncode == 0
-    assert "without / with" in told
-    assert "least-cost" in told
+    assert "without / with" in page
+    assert "least-cost" in page
     assert len(list(tmp_path.glob("*.json"))) == 1 + len(outcomes)
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 0

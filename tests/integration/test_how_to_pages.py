@@ -53,7 +53,7 @@ async def test_start_hit_rate_replay_and_lora_work_as_they_are_written(tmp_path:
     up, run, request = (commands("start", number) for number in range(3))
     recorded, again = commands("replay").partition("#")[0], commands("replay", 1)
     lora = commands("lora").replace("/config/", "").replace("127.0.0.1", "10.0.0.1")
-    said = await follow(
+    output = await follow(
         f"""
         {up} & up=$!
         works {request}; ended $up
@@ -73,8 +73,8 @@ async def test_start_hit_rate_replay_and_lora_work_as_they_are_written(tmp_path:
         "lora",
     )
     for words in ("OK: 2 endpoints", "chat.completion", "token hit rate", '"legal"'):
-        assert words in said, said
-    assert re.search(r"\b([3-9]|\d\d+) requests of .* prompt tokens", said), said
+        assert words in output, output
+    assert re.search(r"\b([3-9]|\d\d+) requests of .* prompt tokens", output), output
 
 
 async def test_tls_works_as_it_is_written(tmp_path: Path) -> None:
@@ -89,5 +89,5 @@ async def test_tls_works_as_it_is_written(tmp_path: Path) -> None:
         shutil.copy(source, tmp_path / name)
     before, _, request = commands("tls").replace("gateway.example", "localhost").rpartition("\n")
     serve = "epp serve --config config.yaml & works test -e eds.json"
-    said = await follow(f"{serve}\n{before} &\nworks {request}\n{request}", tmp_path, "start", "tls")
-    assert '"id":"llama-8b"' in said, said
+    output = await follow(f"{serve}\n{before} &\nworks {request}\n{request}", tmp_path, "start", "tls")
+    assert '"id":"llama-8b"' in output, output

@@ -127,9 +127,9 @@ async def test_vllm_takes_pictures_and_the_picker_foresees_its_hit(
         found = await outcomes(live_clients, gateway.envoy.url, MODEL_NAME, "100000", url)
         images = {name: outcome for name, outcome in found.items() if name.startswith("image")}
         assert images == dict.fromkeys(images, "ok")
-        said = {"type": "text", "text": "What is on this picture? " * 200}
+        question = {"type": "text", "text": "What is on this picture? " * 200}
         for shown in (live_clients.PIXEL, url):
-            asked = [*live_clients.picture(shown)[0]["content"], said]
+            asked = [*live_clients.picture(shown)[0]["content"], question]
             turns = [[{"role": "user", "content": [*asked, {"type": "text", "text": end}]}] for end in "xy"]
             first, second = [await gateway.route(CHAT, messages=turn) for turn in turns]
             assert first.prompt_tokens > picture_model.PICTURE_TOKENS
@@ -171,5 +171,5 @@ async def test_each_call_of_openai_is_answered_or_refused_in_its_shape(tmp_path:
     for name in answered:
         api = name.removeprefix("beta.").partition(".")[0]
         ignored[api].update(set(calls[name][1:]) - known.get(api, set()) - BY_THE_CLIENT)
-    told = "put a new field into model_server/server/refused.py, or into IGNORED if vLLM lacks it too"
-    assert {api: " ".join(sorted(fields)) for api, fields in ignored.items() if fields} == IGNORED, told
+    advice = "put a new field into model_server/server/refused.py, or into IGNORED if vLLM lacks it too"
+    assert {api: " ".join(sorted(fields)) for api, fields in ignored.items() if fields} == IGNORED, advice

@@ -25,7 +25,7 @@ SMALL: Final = ("--prefix-tokens", "200", "--answer-tokens", "12", "--think", "0
 @dataclass(frozen=True, slots=True)
 class Ended:
     status: int
-    said: str
+    output: str
 
 
 async def load(*options: str) -> Ended:
@@ -83,9 +83,9 @@ async def one_load_counts_what_the_servers_counted(fleet: Fleet, out: Path) -> N
     before = await scrape(fleet.session, fleet.server_urls)
     options = ["--host", fleet.envoy.url, "--out", str(out), "--users", "6", "--requests", "30", *SMALL]
     ended = await load("conversation", *options)
-    assert ended.status == 0, ended.said
-    assert re.search(r"answered +30\n", ended.said)
-    assert re.search(r"The generator kept up|THE GENERATOR WAS A BOTTLENECK", ended.said)
+    assert ended.status == 0, ended.output
+    assert re.search(r"answered +30\n", ended.output)
+    assert re.search(r"The generator kept up|THE GENERATOR WAS A BOTTLENECK", ended.output)
 
     counted = rows(out)
     kinds = {"ANSWER", "TTFT", "INTER-TOKEN", "LONGEST-GAP", "TOKENS/S"}
@@ -101,7 +101,7 @@ async def one_load_counts_what_the_servers_counted(fleet: Fleet, out: Path) -> N
     assert sum(server.hit_tokens for server in servers) == figures.cached_tokens > 0
     assert figures.output_tokens == 30 * 12
     assert figures.uncounted == 0
-    verdict = re.search(r"The generator kept up|THE GENERATOR WAS A BOTTLENECK", ended.said)
+    verdict = re.search(r"The generator kept up|THE GENERATOR WAS A BOTTLENECK", ended.output)
     assert verdict is not None
     page = (out / "locust.html").read_text()
     assert page.rindex(verdict.group()) < page.index('id="root"'), "on the page, not in one of its scripts"
@@ -111,7 +111,7 @@ async def two_processes_share_the_adapters_load(fleet: Fleet, out: Path) -> None
     before = await scrape(fleet.session, fleet.server_urls)
     options = ["--host", fleet.envoy.url, "--out", str(out), "--users", "4", "--requests", "12", *SMALL]
     ended = await load("lora", *options, "--processes", "2")
-    assert ended.status == 0, ended.said
+    assert ended.status == 0, ended.output
     figures = record(out).figures
     assert figures.answered == 12 == sum(server.finished for server in await grown(fleet, before))
     assert rows(out)["TTFT"]["Request Count"] == "12"
@@ -120,5 +120,5 @@ async def two_processes_share_the_adapters_load(fleet: Fleet, out: Path) -> None
 async def test_a_load_that_cannot_run_ends_with_advice() -> None:
     ended = await load("--think", "2", "chat", "--host", f"http://127.0.0.1:{free_port()}")
     assert ended.status == 3
-    assert "make run" in ended.said
-    assert "Traceback" not in ended.said
+    assert "make run" in ended.output
+    assert "Traceback" not in ended.output

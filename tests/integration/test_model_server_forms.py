@@ -40,8 +40,8 @@ async def test_text_has_the_form_that_was_asked_for(
     start: Start, fields: dict[str, Any], expected: object
 ) -> None:
     server = await start()
-    said = (await answer(server, CHAT, messages=HELLO, n=2, **fields))["choices"]
-    assert [json.loads(choice["message"]["content"]) for choice in said] == [expected] * 2
+    choices = (await answer(server, CHAT, messages=HELLO, n=2, **fields))["choices"]
+    assert [json.loads(choice["message"]["content"]) for choice in choices] == [expected] * 2
     [completed] = (await answer(server, "/v1/completions", prompt="Hi", max_tokens=50, **fields))["choices"]
     assert (json.loads(completed["text"]), completed["finish_reason"]) == (expected, "stop")
     events = await server.events("/v1/completions", {"prompt": "Hi", "max_tokens": 50, **fields})

@@ -32,8 +32,8 @@ async def named_events(server: HttpModelServer, path: str, body: dict[str, Any])
 
 async def test_messages_answer_as_chat_does_and_share_its_cache(start: Start) -> None:
     server = await start()
-    told = {"max_tokens": 20, "messages": [{"role": "system", "content": "Be brief."}, USER]}
-    _, chat = await server.post("/v1/chat/completions", told)
+    body = {"max_tokens": 20, "messages": [{"role": "system", "content": "Be brief."}, USER]}
+    _, chat = await server.post("/v1/chat/completions", body)
     system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
     status, answer = await server.post("/v1/messages", {**MESSAGES, "system": system})
     assert status == 200
@@ -76,17 +76,17 @@ async def test_a_response_goes_on_from_an_earlier_one(start: Start, *, stream: b
     else:
         _, first = await server.post("/v1/responses", body)
     assert (first["status"], first["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
-    said = first["output"][0]["content"][0]["text"]
+    text = first["output"][0]["content"][0]["text"]
     more = {"input": "Go on.", "max_output_tokens": 5}
     _, second = await server.post("/v1/responses", {**more, "previous_response_id": first["id"]})
     history = [
         {"role": "user", "content": PROMPT},
-        {"role": "assistant", "content": [{"type": "output_text", "text": said}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": text}]},
         {"role": "user", "content": [{"type": "input_text", "text": "Go on."}]},
     ]
-    _, told = await server.post("/v1/responses", {**more, "input": history})
-    assert second["output"][0]["content"] == told["output"][0]["content"]
-    assert second["usage"]["input_tokens"] == told["usage"]["input_tokens"]
+    _, whole = await server.post("/v1/responses", {**more, "input": history})
+    assert second["output"][0]["content"] == whole["output"][0]["content"]
+    assert second["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
     assert second["previous_response_id"] == first["id"]
 
 
@@ -143,13 +143,13 @@ TURNS: dict[str, list[dict[str, Any]]] = {
 
 
 async def test_calls_their_results_and_a_picture_are_one_prompt_in_every_api(start: Start) -> None:
-    server, said, before = await start(), {}, set(threading.enumerate())
+    server, texts, before = await start(), {}, set(threading.enumerate())
     for path, turns in TURNS.items():
         body = {"input": [USER, *turns], "messages": [USER, *turns], "max_output_tokens": 9, "max_tokens": 9}
         status, answer = await server.post(path, body)
         assert status == 200, answer
-        [said[path]] = re.findall(r"'(?:content|text)': '([^']+)'", str(answer))
-    assert len(set(said.values())) == 1
+        [texts[path]] = re.findall(r"'(?:content|text)': '([^']+)'", str(answer))
+    assert len(set(texts.values())) == 1
     assert "request-reader_0" in {each.name for each in set(threading.enumerate()) - before}
 
 
@@ -160,8 +160,8 @@ async def test_a_call_in_a_kept_response_is_one_of_its_turns(start: Start) -> No
     [call] = first["output"]
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "a.py"}
     named = {"input": [result], "previous_response_id": first["id"]}
-    told = {"input": [{"role": "user", "content": "Hi"}, call, result]}
-    one, other = [(await server.post("/v1/responses", body))[1] for body in (named, told)]
+    whole = {"input": [{"role": "user", "content": "Hi"}, call, result]}
+    one, other = [(await server.post("/v1/responses", body))[1] for body in (named, whole)]
     assert one["output"][0]["content"] == other["output"][0]["content"]
 
 

@@ -97,16 +97,16 @@ def test_an_unusable_address_for_kv_events_is_one_line_and_exit_code_1(
         taken.listen()
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         assert main(["serve", "--port", "0", "--kv-events-endpoint", address]) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert address in said
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert address in printed
 
 
 def test_the_help_has_examples_and_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["serve", "--help"])
     assert ended.value.code == 0
-    said = capsys.readouterr().out
-    assert "examples:" in said
+    printed = capsys.readouterr().out
+    assert "examples:" in printed
     for flag in ("--lora", "--num-blocks", "--speed", "--port-file", "--max-num-batched-tokens"):
-        assert flag in said
+        assert flag in printed

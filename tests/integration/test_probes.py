@@ -21,14 +21,14 @@ async def completes(request: web.Request) -> web.Response:
     return web.json_response({"choices": [{"text": "2"}]})
 
 
-def says(status: int) -> Handler:
+def status_only(status: int) -> Handler:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(status=status)
 
     return answer
 
 
-def tells(event: str, *, status: int = 200) -> Handler:
+def event_stream(event: str, *, status: int = 200) -> Handler:
     async def answer(_: web.Request) -> web.Response:
         text = f"data: {event}\n\ndata: [DONE]\n\n"
         return web.Response(status=status, text=text, content_type="text/event-stream")
@@ -92,17 +92,17 @@ async def verdict_on(address: Address, *, about: str = "", queued: bool = False)
 @pytest.mark.parametrize(
     ("handler", "verdict"),
     [
-        (completes, "well"), (says(500), "ill"), (says(429), "ill"), (says(401), "refused"), (says(404), "refused"),
-        (tells('{"error": {"code": 500}}'), "ill"), (tells('{"error": {"code": 400}}'), "refused"),
-        (tells('{"choices": []}'), "ill"), (tells('{"choices": [{"text": "2"}]}'), "well"),
-        (tells('{"choices": [{"text": "2"}]}', status=201), "well"), (says(204), "ill"),
-        (says(200), "ill"), (sends("<html></html>", "text/html"), "ill"), (compresses, "well"),
+        (completes, "well"), (status_only(500), "ill"), (status_only(429), "ill"), (status_only(401), "refused"), (status_only(404), "refused"),
+        (event_stream('{"error": {"code": 500}}'), "ill"), (event_stream('{"error": {"code": 400}}'), "refused"),
+        (event_stream('{"choices": []}'), "ill"), (event_stream('{"choices": [{"text": "2"}]}'), "well"),
+        (event_stream('{"choices": [{"text": "2"}]}', status=201), "well"), (status_only(204), "ill"),
+        (status_only(200), "ill"), (sends("<html></html>", "text/html"), "ill"), (compresses, "well"),
         (sends('data: {"choices": [{"text": "2"}]}\n\n', "text/plain; charset=utf-8"), "well"),
         (sends('data: {"choices": [{"text": "2"}]}\n\n', ""), "well"),
         (sends('data: {"error": {"code": 500}}\n\n', "text/plain"), "ill"),
         (sends('{"text": "2"}\n', "application/x-ndjson"), "unclear"), (sends("2", "text/plain"), "unclear"),
         (sends("", "application/json"), "ill"), (sends("", "text/event-stream"), "ill"),
-        (breaks_off, "ill"), (says(302), "ill"), (never_ends, "unclear"), (headers_only, "ill"),
+        (breaks_off, "ill"), (status_only(302), "ill"), (never_ends, "unclear"), (headers_only, "ill"),
     ],
 )  # fmt: skip
 async def test_the_verdict_follows_from_the_servers_answer(handler: Handler, verdict: Verdict) -> None:
@@ -111,14 +111,14 @@ async def test_the_verdict_follows_from_the_servers_answer(handler: Handler, ver
 
 
 async def test_a_404_is_a_failure_where_the_server_was_said_to_lack_the_model() -> None:
-    async with serving_path("/v1/completions", says(404)) as address:
+    async with serving_path("/v1/completions", status_only(404)) as address:
         assert await verdict_on(address, about="m") == "ill"
 
 
 async def test_a_late_answer_proves_nothing_if_other_requests_wait() -> None:
     async with serving_path("/v1/completions", headers_only) as address:
         assert await verdict_on(address, queued=True) == "unclear"
-    async with serving_path("/v1/completions", says(500)) as address:
+    async with serving_path("/v1/completions", status_only(500)) as address:
         assert await verdict_on(address, queued=True) == "ill"
 
 

@@ -116,10 +116,10 @@ async def test_a_picker_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("said", [b"", b"[]", b"{}\n", b"<html>", b'{"a":' * 5_000, b"\xff"])
-async def test_an_address_that_answers_and_is_no_picker_is_named(tmp_path: Path, said: bytes) -> None:
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}\n", b"<html>", b'{"a":' * 5_000, b"\xff"])
+async def test_an_address_that_answers_and_is_no_picker_is_named(tmp_path: Path, body: bytes) -> None:
     async def answer(_: web.Request) -> web.Response:
-        return web.Response(body=said, headers={"Left-Out": "many"})
+        return web.Response(body=body, headers={"Left-Out": "many"})
 
     app = web.Application()
     app.router.add_get("/recording", answer)

@@ -25,10 +25,10 @@ async def decided(gateway: Gateway, request_id: str) -> dict[str, Any]:
 async def shown(gateway: Gateway, series: str, *, what: str) -> None:
     """Wait until the picker's metrics have a line."""
 
-    async def told() -> bool:
+    async def reported() -> bool:
         return series in (await gateway.picker.metrics()).splitlines()
 
-    await wait_until(told, what=what)
+    await wait_until(reported, what=what)
 
 
 async def reload_ok(gateway: Gateway, source: str, expected: float) -> None:
@@ -48,9 +48,9 @@ async def test_a_picker_with_a_refused_policy_starts_on_the_default(tmp_path: Pa
         await policy_in_use(gateway, policy="default", rule="least-cost")
         await reload_ok(gateway, "policy", 0.0)
         assert (await gateway.client.complete(PROMPT)).status == 200
-        said = gateway.picker.process.tail()
-        assert "the default policy is used until this policy file is corrected" in said
-        assert "fastest" in said
+        log = gateway.picker.process.tail()
+        assert "the default policy is used until this policy file is corrected" in log
+        assert "fastest" in log
         write_policy(gateway.config, {"rule": "affinity"}, name="mended")
         await policy_in_use(gateway, policy="mended", rule="affinity")
         await reload_ok(gateway, "policy", 1.0)

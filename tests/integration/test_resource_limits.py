@@ -64,7 +64,7 @@ async def test_without_file_descriptors_scrapes_and_sharing_fail_and_recover(tmp
         async def scraped() -> bool:
             return await picker.metric("epp_endpoint_scrape_age_seconds", endpoint=again.name) < 3
 
-        def says(pattern: str) -> bool:
+        def logged(pattern: str) -> bool:
             return re.search(pattern, picker.process.stderr.read_text()) is not None
 
         await picker.wait_metric_is("epp_sharing_connected", 1)
@@ -73,11 +73,11 @@ async def test_without_file_descriptors_scrapes_and_sharing_fail_and_recover(tmp
             await again.start()
             async with faulty(redis, "killed", stack, directory=tmp_path):
                 pass
-            for said in (
+            for line in (
                 f"scrape of {again.name} at .* fails: .*Errno 24",
                 r"cannot send to .*Too many open files",
             ):
-                await wait_until(partial(says, said), what=said)
+                await wait_until(partial(logged, line), what=line)
             assert await answered(gateway, "hello") == 200
         await wait_until(scraped, what="the server is scraped again")
         await picker.wait_metric_is("epp_sharing_connected", 1)

@@ -252,10 +252,10 @@ async def test_server_that_comes_back_is_read_again_and_both_changes_are_logged(
             await watched.until(lambda: watched.seen["a"][-2:] == [None, None])
         async with BareServer(http(PAGE)).running(port=server.address.port):
             await watched.until(lambda: watched.seen["a"][-1] is not None)
-    said = [r.getMessage() for r in caplog.records]
-    assert len(said) == 2
-    assert "fails" in said[0]
-    assert "works again" in said[1]
+    lines = [r.getMessage() for r in caplog.records]
+    assert len(lines) == 2
+    assert "fails" in lines[0]
+    assert "works again" in lines[1]
 
 
 async def test_an_endpoint_taken_off_the_list_is_not_read_any_more() -> None:

@@ -60,10 +60,10 @@ async def test_replicas_agree_on_an_autoscalers_signals_within_five_percent(tmp_
         def agree() -> bool:
             now = time.monotonic()
             pools = [seen_pool(sharer, now=now) for sharer in sharers]
-            told = [pool.waiting_s["servers"] for pool in pools]
+            waits = [pool.waiting_s["servers"] for pool in pools]
             gauges = [pool.saturation for pool in pools]
-            whole = min(told) >= 0.95 * (sent_s - (now - began))
-            return whole and max(told) <= 1.05 * min(told) and max(gauges) <= 1.05 * min(gauges)
+            whole = min(waits) >= 0.95 * (sent_s - (now - began))
+            return whole and max(waits) <= 1.05 * min(waits) and max(gauges) <= 1.05 * min(gauges)
 
         await wait_until(agree, what="all report the work of the whole pool", timeout_s=sent_s / 2)
 
@@ -179,8 +179,8 @@ async def test_pickers_follow_a_sentinel_past_a_silent_one_to_the_new_master(tmp
         master.process.signal(signal.SIGKILL)
 
         async def promoted() -> bool:
-            told: dict[str, object] = await replica.do("INFO", "replication")
-            return told["role"] == "master"
+            replication: dict[str, object] = await replica.do("INFO", "replication")
+            return replication["role"] == "master"
 
         await wait_until(promoted, what="the replica is master", timeout_s=120)
         await met(one, other, timeout_s=120)

@@ -144,8 +144,8 @@ async def test_with_envoys_own_tracing_all_spans_of_a_request_are_one_trace(
                     await reply.rest()
             await gateway.client.request("GET", "/v1/models?key=sk-secret", headers={"traceparent": CALLER})
             for n, text in enumerate(HOSTILE):
-                told = {"traceparent": text.encode().decode("latin-1"), "x-request-id": f"h{n}"}
-                assert (await gateway.client.complete("hi", headers=told)).status == 200
+                headers = {"traceparent": text.encode().decode("latin-1"), "x-request-id": f"h{n}"}
+                assert (await gateway.client.complete("hi", headers=headers)).status == 200
             picks = [await spans_of(gateway, f"r{n}", collector.spans) for n in range(2)]
             strange = [await spans_of(gateway, f"h{n}", collector.spans) for n in range(len(HOSTILE))]
             decision = await gateway.picker.decision("r0")

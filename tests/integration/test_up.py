@@ -75,16 +75,16 @@ async def test_with_a_certificate_clients_speak_tls_and_the_curl_line_too(tmp_pa
 async def test_a_name_that_changes_its_addresses_is_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    lines: list[str] = []
 
     async def getaddrinfo(*_: object, **__: object) -> list[tuple[object, ...]]:
-        if not told:
+        if not lines:
             raise socket.gaierror(socket.EAI_AGAIN, "try again")
-        return [(0, 0, 0, "", (address, 8000)) for address in told]
+        return [(0, 0, 0, "", (address, 8000)) for address in lines]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
     found: dict[ServerName, Sequence[str]] = {ServerName("vllm", 8000): ["10.0.0.1"]}
-    for told[:], expected in (
+    for lines[:], expected in (
         (["10.0.0.2", "10.0.0.3"], ["10.0.0.2:8000", "10.0.0.3:8000"]),
         ([], ["10.0.0.2:8000", "10.0.0.3:8000"]),
         (["10.0.0.4", "fd00::4"], ["10.0.0.4:8000"]),

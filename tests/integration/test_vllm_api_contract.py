@@ -161,11 +161,11 @@ def shape(value: Any, *, known: Any) -> Any:
     return type(value).__name__
 
 
-def told(answer: str) -> list[Any]:
+def facts(answer: str) -> list[Any]:
     """Return the fields of an answer that a client reads, whole or streamed, without the text."""
     whole = json.loads(answer)
-    told = [(choice["index"], choice["finish_reason"], choice["stop_reason"]) for choice in whole["choices"]]
-    return [whole["object"], whole["model"], told, whole["usage"]["completion_tokens"]]
+    ends = [(choice["index"], choice["finish_reason"], choice["stop_reason"]) for choice in whole["choices"]]
+    return [whole["object"], whole["model"], ends, whole["usage"]["completion_tokens"]]
 
 
 async def test_every_answer_has_vllms_status_fields_ends_and_token_counts(sides: Sides) -> None:
@@ -186,7 +186,7 @@ async def test_every_answer_has_vllms_status_fields_ends_and_token_counts(sides:
         elif status == 200:
             a, b = json.loads(theirs), json.loads(ours)
             missing = shape(b, known=a)
-            if told(theirs) != told(ours) or missing != shape(b, known=b) or shape(a, known=b) != missing:
+            if facts(theirs) != facts(ours) or missing != shape(b, known=b) or shape(a, known=b) != missing:
                 differ[name] = f"{theirs} / {ours}"
         elif "error" in json.loads(theirs):
             assert json.loads(ours)["error"]["message"]
@@ -215,14 +215,14 @@ async def test_a_stream_has_vllms_events(sides: Sides, name: str) -> None:
         **prompt,
         **fields,
     }
-    sides_told = []
+    shapes = []
     for status, text in await sides.both("POST", path, body):
         assert status == 200, text
         *events, done, nothing = text.split("\n\n")
         assert (done, nothing) == ("data: [DONE]", "")
         read = [json.loads(event.removeprefix("data: ")) for event in events]
         with_choices = [event for event in read if event["choices"]]
-        sides_told.append(
+        shapes.append(
             {
                 "role": [c["delta"].get("role") for e in with_choices for c in e["choices"] if "delta" in c][
                     :1
@@ -235,4 +235,4 @@ async def test_a_stream_has_vllms_events(sides: Sides, name: str) -> None:
                 ),
             }
         )
-    assert sides_told[1] == sides_told[0]
+    assert shapes[1] == shapes[0]

@@ -168,7 +168,7 @@ async def test_lora_sync_follows_the_file_and_keeps_adapters_from_the_start(
 def test_the_server_says_itself_where_to_subscribe(started: Started) -> None:
     source = started.server.get("/kv_event_sources").json()["0"]
     assert isinstance(source, dict)
-    told = (source["endpoint"], source["replay_endpoint"], source["topic"])
-    assert told == (f"ipc://{started.folder}/events", f"ipc://{started.folder}/replay", TOPIC)
+    announced = (source["endpoint"], source["replay_endpoint"], source["topic"])
+    assert announced == (f"ipc://{started.folder}/events", f"ipc://{started.folder}/replay", TOPIC)
     # Our own server reports a part of this.
     assert source.keys() >= {"enable_kv_cache_events", "publisher", "buffer_steps", "hwm"}

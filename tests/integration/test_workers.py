@@ -106,14 +106,14 @@ async def test_the_picker_waits_and_envoy_keeps_its_endpoints(tmp_path: Path, kn
     ):
         picker = PickerProcess(process, config=config, session=session)
 
-        async def says_so() -> bool:
+        async def cannot_follow() -> bool:
             try:
                 page = await picker.metrics()
             except aiohttp.ClientConnectionError:
                 return False
             return 'epp_kubernetes_followed{resource="pool"} 0.0' in page
 
-        await wait_until(says_so, what="the picker says that it cannot follow the pool")
+        await wait_until(cannot_follow, what="the picker says that it cannot follow the pool")
         async with session.get(f"{picker.admin_urls[0]}/readyz") as response:
             assert response.status == 503
             assert "waiting for the API server" in await response.text()

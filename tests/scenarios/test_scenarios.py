@@ -16,12 +16,12 @@ FILES = sorted((Path(__file__).parent / "data").glob("*.txt"))
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_scenario(file: Path) -> None:
-    told = file.read_text()
-    real = run(told)
-    if os.environ.get("SCENARIOS_REWRITE") and real != told:
+    story = file.read_text()
+    real = run(story)
+    if os.environ.get("SCENARIOS_REWRITE") and real != story:
         file.write_text(real)
         pytest.fail(f"{file.name} was rewritten; read the difference")
-    assert real == told
+    assert real == story
 
 
 def test_there_are_scenarios() -> None:

@@ -48,10 +48,10 @@ def serving(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> dict[str, An
     for repeat in range(first, first + repeats):
         on = Side(bench, load, cache=CacheOptions(partial_blocks=True), seed=repeat)
         off = Side(bench.twin(), load, cache=None, seed=repeat)
-        said = 0
+        printed_at = 0
         for ended in in_turns(on, off):
-            if ended >= said + 50:
-                said = ended
+            if ended >= printed_at + 50:
+                printed_at = ended
                 say(f"{ended} of {2 * load.requests} answers")
         for cache, side in (("on", on), ("off", off)):
             for name, value in side.figures().items():

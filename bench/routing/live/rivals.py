@@ -236,8 +236,8 @@ async def runs_of(places: Sequence[str], *, seeds: int, seconds: float) -> dict[
             for name, task in tasks.items():
                 found = task.result()
                 made[place, name].append(found)
-                told = f"{place}, seed {seed}, {name}: {found.row.ttft_mean_s:.3f} s"
-                print(told, *found.failures[:2], file=sys.stderr, flush=True)
+                line = f"{place}, seed {seed}, {name}: {found.row.ttft_mean_s:.3f} s"
+                print(line, *found.failures[:2], file=sys.stderr, flush=True)
     return made
 
 

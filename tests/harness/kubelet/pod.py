@@ -240,8 +240,8 @@ class Pod:
         """Tell whether the API server has another status, for example because the node controller did not
         hear of this node for a while.
         """
-        said = {c["type"]: c["status"] for c in self.document["status"].get("conditions", [])}
-        return any(said.get(kind, own["status"]) != own["status"] for kind, own in self._conditions.items())
+        types = {c["type"]: c["status"] for c in self.document["status"].get("conditions", [])}
+        return any(types.get(kind, own["status"]) != own["status"] for kind, own in self._conditions.items())
 
     def status(self) -> JsonObject:
         """Return the status as a kubelet reports it."""

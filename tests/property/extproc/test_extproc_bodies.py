@@ -30,8 +30,8 @@ from tests.unit.protocol.stream_bench import (
 def test_a_body_is_its_pieces_joined(pieces: list[bytes]) -> None:
     room = BodyRoom(10)
     body = Body(room)
-    told = [not body.add(piece, last=False) for piece in pieces]
-    assert told == [sum(map(len, pieces[: n + 1])) <= 10 for n in range(len(pieces))]
+    fits = [not body.add(piece, last=False) for piece in pieces]
+    assert fits == [sum(map(len, pieces[: n + 1])) <= 10 for n in range(len(pieces))]
     assert len(body) == room.held_bytes == len(b"".join(pieces))
     assert bytes(body.take()) == b"".join(pieces)
     assert (len(body), room.held_bytes) == (0, 0)

@@ -245,8 +245,8 @@ class PickerMachine(RuleBasedStateMachine):
     def feedback(self, *, data: st.DataObject, tokens: int | None) -> None:
         """Report a sampled answer. It may also come after the end."""
         pick = data.draw(st.sampled_from([r.pick for r in self.open] + self.over))
-        told = ResponseFeedback(first_token_at=self.now, prompt_tokens=tokens, cached_tokens=tokens)
-        self.picker.on_feedback(pick, told, now=self.now)
+        feedback = ResponseFeedback(first_token_at=self.now, prompt_tokens=tokens, cached_tokens=tokens)
+        self.picker.on_feedback(pick, feedback, now=self.now)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), how=st.sampled_from(["ended", "aborted", "failed", "detached"]))

@@ -61,7 +61,7 @@ def test_the_prompt_of_a_conversation_is_a_byte_prefix_of_its_next_turn(
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(one=conversations, other=conversations)
 def test_conversations_that_differ_in_text_never_give_equal_bytes(one: list[Any], other: list[Any]) -> None:
-    def told(turns: list[Any]) -> list[Any]:
+    def texts_of(turns: list[Any]) -> list[Any]:
         return [
             (turn["role"], turn.get("name") or None, turn.get("tool_call_id") or None, flat(turn))
             for turn in turns
@@ -70,8 +70,8 @@ def test_conversations_that_differ_in_text_never_give_equal_bytes(one: list[Any]
     def flat(turn: Any) -> Any:
         content = turn["content"] or ""
         parts = content if isinstance(content, list) else [content]
-        said = [part["text"] if isinstance(part, dict) and "text" in part else part for part in parts]
-        return (said if said != [] else [""], turn.get("tool_calls"))
+        texts = [part["text"] if isinstance(part, dict) and "text" in part else part for part in parts]
+        return (texts if texts != [] else [""], turn.get("tool_calls"))
 
     equal = parse(CHAT, messages=one).prompt == parse(CHAT, messages=other).prompt
-    assert equal == (told(one) == told(other))
+    assert equal == (texts_of(one) == texts_of(other))

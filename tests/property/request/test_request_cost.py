@@ -180,8 +180,8 @@ def many_tool_calls(turns: int) -> bytes:
     """An agent's session: short calls, and results of a kilobyte."""
     call = '{"role":"assistant","content":null,"tool_calls":[{"id":"call_%d","type":"function","function":{"name":"read_file","arguments":"{\\"path\\":\\"src/main.py\\",\\"line\\":%d}"}}]}'
     answer = '{"role":"tool","tool_call_id":"call_%d","content":"' + "def f(x):\\n    return x\\n" * 40 + '"}'
-    said = ",".join(call % (n, n) + "," + answer % n for n in range(turns))
-    return ('{"model":"m","messages":[' + said + "]}").encode()
+    turns_text = ",".join(call % (n, n) + "," + answer % n for n in range(turns))
+    return ('{"model":"m","messages":[' + turns_text + "]}").encode()
 
 
 def many_tools(count: int) -> bytes:

@@ -78,10 +78,10 @@ class SharingMachine(RuleBasedStateMachine):
 
     @rule(at=replicas)
     def speaks(self, at: int) -> None:
-        said = self.replicas[at].send(now=self.now)
+        batches = self.replicas[at].send(now=self.now)
         for (speaker, _), queue in self.under_way.items():
             if speaker == at:
-                queue.extend(said)
+                queue.extend(batches)
 
     @rule(at=replicas, to=replicas, fate=st.sampled_from(["heard", "heard", "heard", "twice", "lost"]))
     def a_batch_arrives(self, at: int, to: int, fate: str) -> None:

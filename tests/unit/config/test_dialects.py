@@ -46,16 +46,16 @@ def test_settings_that_contradict_the_dialect_are_refused(tmp_path: Path, text: 
 
 
 @pytest.mark.parametrize(
-    ("text", "policy", "said"),
+    ("text", "policy", "message"),
     [
         ("dialect: nginx", "{}", "does not show the picker the path"),
         ("dialect: gke\nworkers: 2", "{}", "InferencePool names one port"),
     ],
 )
 def test_the_check_says_how_other_settings_work_with_the_gateway(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, policy: str, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, policy: str, message: str
 ) -> None:
-    assert said in remarks(config(tmp_path, text, policy=policy), capsys)
+    assert message in remarks(config(tmp_path, text, policy=policy), capsys)
 
 
 @pytest.mark.parametrize("name", ["envoy", "envoy-gateway", "istio", "agentgateway"])

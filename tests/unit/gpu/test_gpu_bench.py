@@ -56,9 +56,9 @@ def test_a_step_that_takes_too_long_ends_with_its_processes(tmp_path: Path) -> N
         os.set_blocking(pipe.fileno(), True)
         while not begun:  # otherwise the machine was so busy that the step had not begun
             slow = replace(slow, timeout_s=2 * slow.timeout_s)
-            status, told = command.run(slow, ["bash", "-c", program])
+            status, output = command.run(slow, ["bash", "-c", program])
             begun = pipe.read()  # until no process holds the pipe
-    assert (status, told, begun) == (None, "asked to end\n", b"begun\n")
+    assert (status, output, begun) == (None, "asked to end\n", b"begun\n")
 
 
 def test_without_a_gpu_the_command_says_so_and_runs_nothing(

@@ -47,7 +47,7 @@ def test_quantiles_are_within_half_a_percent_and_add_up() -> None:
 
 
 def test_the_verdict_tells_own_work_from_a_machine_that_others_use() -> None:
-    for cpu, waited, said in ((0.7, 0.01, "--processes"), (0.05, 0.3, "waited 30% of the time")):
+    for cpu, waited, warning in ((0.7, 0.01, "--processes"), (0.05, 0.3, "waited 30% of the time")):
         health = Health()
         for _ in range(60):
             health.note_window(wall_s=1.0, cpu_s=cpu, waited_s=waited)
@@ -56,7 +56,7 @@ def test_the_verdict_tells_own_work_from_a_machine_that_others_use() -> None:
         assert health.verdict(median_ttft_s=0.1) == []
         for _ in range(50):
             health.note_wake(late_s=0.04)
-        assert said in health.verdict(median_ttft_s=0.1)[0]
+        assert warning in health.verdict(median_ttft_s=0.1)[0]
         assert health.verdict(median_ttft_s=10.0) == [], "40 ms are little beside 10 s"
 
 

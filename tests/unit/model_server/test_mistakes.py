@@ -10,7 +10,7 @@ EVENTS = ("--kv-events-endpoint", "tcp://*:5557")
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         (["--num-blocks", "0"], "--num-blocks must be at least 1"),
         (["--max-model-len", "0"], "--max-model-len must be at least 1"),
@@ -35,12 +35,12 @@ EVENTS = ("--kv-events-endpoint", "tcp://*:5557")
     ],
 )
 def test_an_invalid_flag_of_serve_is_an_error_of_one_line(
-    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", *flags]) == 2
-    said = capsys.readouterr().err
-    assert says in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
 
 
 def test_the_error_for_an_invalid_flag_does_not_list_all_other_flags(
@@ -49,9 +49,9 @@ def test_the_error_for_an_invalid_flag_does_not_list_all_other_flags(
     with pytest.raises(SystemExit) as ended:
         main(["serve", "--port", "abc"])
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "invalid int value: 'abc'" in said
-    assert said.count("\n") <= 2
+    printed = capsys.readouterr().err
+    assert "invalid int value: 'abc'" in printed
+    assert printed.count("\n") <= 2
 
 
 def test_the_error_for_an_unknown_host_names_the_host(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,9 +65,9 @@ def test_a_file_that_is_not_yaml_is_an_error_of_one_line(
     file = tmp_path / "broken.yaml"
     file.write_text("hello: [\n")
     assert main(["serve", "--cost", str(file)]) != 0
-    said = capsys.readouterr().err
-    assert str(file) in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert str(file) in printed
+    assert printed.count("\n") == 1
 
 
 def test_the_first_help_names_the_commands_and_not_the_runners(capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,7 +111,7 @@ STORE = ("--runner", "hf", "--kv-store", "/var/kv")
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         ((*STORE, "--runner", "cost"), "--runner hf"),
         ((*STORE, "--no-prefix-caching"), "switched off"),
@@ -130,8 +130,8 @@ STORE = ("--runner", "hf", "--kv-store", "/var/kv")
         (("--runner", "hf", "--allow-runtime-lora-updating"), "give --runner cost"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(flags: tuple[str, ...], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_settings_that_do_not_go_together_are_refused(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         settings(*flags)
 
 

@@ -47,17 +47,17 @@ def test_request_is_in_flight_until_its_end_however_often_end_is_reported(outcom
     assert undone(picker, pick.decision.chosen, now=2.0) == 0
 
 
-@pytest.mark.parametrize("told", [500, 400])
-def test_an_answer_that_tells_of_an_error_leaves_no_prefix_behind(told: int) -> None:
+@pytest.mark.parametrize("status", [500, 400])
+def test_an_answer_that_tells_of_an_error_leaves_no_prefix_behind(status: int) -> None:
     picker = a_picker()
     for name in "abcd":  # the counters of these servers, not headers, show that a prompt is computed
         picker.news.observe(EndpointName(name), EndpointMetrics(scraped_at=0.5, ttft_count=0.0), now=0.5)
     pick = picker.pick(ask(text("p"), stream=True), now=1.0)
     picker.on_response_headers(pick, status=200, served=None, now=1.1)
-    picker.on_feedback(pick, ResponseFeedback(status=told), now=1.2)
+    picker.on_feedback(pick, ResponseFeedback(status=status), now=1.2)
     picker.end(pick, outcome="ended", now=1.3)
     assert picker.caches.table.entries == 0
-    assert (pick.computed, pick.failed, pick.decision.status) == (False, told == 500, told)
+    assert (pick.computed, pick.failed, pick.decision.status) == (False, status == 500, status)
 
 
 def test_a_failure_removes_only_chunks_that_no_other_request_recorded() -> None:
@@ -177,9 +177,9 @@ def test_a_prompt_that_is_certainly_too_long_is_sent_and_books_nothing() -> None
 def test_a_stream_that_ends_too_soon_proves_nothing_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = ((1.1, 3900.0, ""), (1.1, 4000.0, "p"), (1.1, 8000.0, "pq"), (1.25, 0.0, "pq"))
     for end, computed, entered in cases:  # of two prompts of 8,000 tokens, where V is 8,000
-        picker, told = a_picker(on=endpoints("a")), list[bool]()
+        picker, ended = a_picker(on=endpoints("a")), list[bool]()
         (rule,) = picker.guesses.rules
-        monkeypatch.setattr(rule, "ended", lambda _, *, computed, told=told: told.append(computed))
+        monkeypatch.setattr(rule, "ended", lambda _, *, computed, ended=ended: ended.append(computed))
         for now, counted in ((0.5, 0.0), (2.0, computed)):
             page = EndpointMetrics(scraped_at=now, ttft_count=0.0, prompt_tokens=counted, finished=counted)
             picker.news.observe(EndpointName("a"), page, now=now)
@@ -188,7 +188,7 @@ def test_a_stream_that_ends_too_soon_proves_nothing_alone(monkeypatch: pytest.Mo
                 picker.on_response_headers(pick, status=200, served=None, now=1.01)
                 picker.end(pick, outcome="ended", now=end)  # or its client left
                 assert pick.computed == (end > 1.2), "the server may be faster than V"
-        assert told == [False, False] * (end < 1.2) + [True] * len(entered)
+        assert ended == [False, False] * (end < 1.2) + [True] * len(entered)
         again = [picker.pick(ask(text(name, 32_000)), now=3.0) for name in "pq"]
         assert [pick.decision.matched_tokens > 7000 for pick in again] == [each in entered for each in "pq"]
 

@@ -322,6 +322,6 @@ def test_the_subset_names_fronts() -> None:
 
 
 def test_the_file_for_envoy_has_only_fronts() -> None:
-    told = render_endpoints(ranks())
-    assert told.count(b'"address": "10.0.0.1"') == 1
-    assert b"8001" not in told
+    rendered = render_endpoints(ranks())
+    assert rendered.count(b'"address": "10.0.0.1"') == 1
+    assert b"8001" not in rendered

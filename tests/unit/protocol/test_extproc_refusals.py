@@ -123,12 +123,12 @@ def test_an_error_has_the_shape_that_the_clients_of_its_api_read(
     event = request_headers(((":path", path), ("x-request-id", "r1")), modes=BUFFERED)
     answer = refused(run(bench.stream(), event, request_body(body, end_of_stream=True))[1:])
     assert answer.status == status
-    told = json.loads(answer.body)
-    message = told["error"].pop("message")
+    error = json.loads(answer.body)
+    message = error["error"].pop("message")
     if kind:
-        assert told == {"type": "error", "error": {"type": kind}, "request_id": "r1"}
+        assert error == {"type": "error", "error": {"type": kind}, "request_id": "r1"}
     else:
-        assert told["error"]["code"] == ("model_not_found" if status == 404 else "no_ready_endpoint")
+        assert error["error"]["code"] == ("model_not_found" if status == 404 else "no_ready_endpoint")
     assert {404: "ghost", 503: "no model server is ready"}.get(status, "") in message
 
 

@@ -170,7 +170,7 @@ def test_a_stream_without_any_line_end_stays_small() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "pieces", "told"),
+    ("kind", "pieces", "status"),
     [
         (ApiKind.CHAT, [event({"error": {"message": "no", "code": 503}}), DONE], 503),
         (ApiKind.CHAT, [event({"object": "error", "code": 400, "message": "no"}), DONE], 400),
@@ -193,9 +193,9 @@ def test_a_stream_without_any_line_end_stays_small() -> None:
     ],
 )
 def test_a_body_tells_of_an_error_or_that_it_ends_without_a_token(
-    kind: ApiKind, pieces: list[bytes], told: int | None
+    kind: ApiKind, pieces: list[bytes], status: int | None
 ) -> None:
-    assert read(pieces, reader(kind)).status == told
+    assert read(pieces, reader(kind)).status == status
 
 
 # Plain JSON
@@ -273,8 +273,8 @@ def test_plain_json_over_the_limit_or_cut_is_ignored() -> None:
 def test_compressed_and_unknown_answers_teach_nothing(
     kind: ApiKind, content_type: str, encoding: str
 ) -> None:
-    for said in (delta(content="a"), gzip.compress(delta(content="a"))):
-        assert read([said], reader(kind, content_type=content_type, encoding=encoding)) == EMPTY
+    for piece in (delta(content="a"), gzip.compress(delta(content="a"))):
+        assert read([piece], reader(kind, content_type=content_type, encoding=encoding)) == EMPTY
 
 
 def test_an_identity_encoding_counts_as_no_encoding() -> None:
@@ -311,11 +311,11 @@ def test_garbage_teaches_nothing_and_never_raises(kind: ApiKind, data: bytes) ->
 def test_impossible_counts_are_ignored(number: str) -> None:
     """A sum of such numbers is too large for a float."""
     usage = f'{{"prompt_tokens":{number},"completion_tokens":{number},"prompt_tokens_details":{{"cached_tokens":{number}}}}}'
-    told = read(
+    feedback = read(
         [f'{{"choices":[],"usage":{usage}}}'.encode()],
         reader(ApiKind.CHAT, content_type="application/json"),
     )
-    assert told == ResponseFeedback(status=200)
+    assert feedback == ResponseFeedback(status=200)
 
 
 def test_an_event_with_too_many_empty_lines_is_skipped() -> None:
@@ -327,8 +327,8 @@ def test_an_event_with_too_many_empty_lines_is_skipped() -> None:
 
 @pytest.mark.parametrize("size", [7, 100_000])
 def test_an_answer_is_read_up_to_a_number_of_lines_in_any_pieces(size: int) -> None:
-    said = b"x\n" * (MOST_LINES - 2) + delta(content="b") + event({"error": "unread"}) + DONE
-    pieces = [said[at : at + size] for at in range(0, len(said), size)]
+    body = b"x\n" * (MOST_LINES - 2) + delta(content="b") + event({"error": "unread"}) + DONE
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
     assert read(pieces, reader()).status == 200
 
 
@@ -350,8 +350,8 @@ def test_the_id_of_what_a_server_keeps_is_read_from_a_whole_answer(kind: ApiKind
 def test_the_id_of_a_streamed_response_is_told_at_its_first_event(encoding: str) -> None:
     for count in (0, 12_000):  # it repeats the tools of the request
         event = named("response.created", response={"id": "resp_1", "tools": [{}] * count})
-        reading, told, packer = reader(ApiKind.RESPONSES, encoding=encoding), [], zlib.compressobj(wbits=31)
+        reading, ids, packer = reader(ApiKind.RESPONSES, encoding=encoding), [], zlib.compressobj(wbits=31)
         for piece in (named("other", id="x", item={"id": "y"}), event, named("response.completed"), event):
             packed = packer.compress(piece) + packer.flush(zlib.Z_SYNC_FLUSH)
-            told.append(reading.feed(packed if encoding else piece, now=1.0))
-        assert (told, reading.finish().made) == (["", "resp_1", "", ""], "")
+            ids.append(reading.feed(packed if encoding else piece, now=1.0))
+        assert (ids, reading.finish().made) == (["", "resp_1", "", ""], "")

@@ -60,10 +60,10 @@ def test_an_unusable_configuration_ends_the_command_with_its_fault(
     path = tmp_path / "config.yaml"
     path.write_text("{endpointsFile: e, worker: 2}")
     assert main([command, "--config", str(path)]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(f"epp: {path}: ")
-    assert "worker" in said.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"epp: {path}: ")
+    assert "worker" in printed.err
 
 
 def test_the_bootstrap_can_be_a_file_and_the_files_it_names_exist(config: Path, tmp_path: Path) -> None:

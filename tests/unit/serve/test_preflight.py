@@ -67,10 +67,10 @@ def test_a_valid_configuration_passes_without_a_message(
 def test_a_key_that_does_not_fit_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], section: str, key: str
 ) -> None:
-    status, said = preflight(tmp_path, {section: {"tls": tls(tmp_path, key=key)}}, capsys)
+    status, lines = preflight(tmp_path, {section: {"tls": tls(tmp_path, key=key)}}, capsys)
     assert status == 2
-    assert f"{section}.tls.keyFile: {tmp_path}/tls.key: this key does not belong to certFile" in said
-    assert "name the matching key, in PEM and without a passphrase" in said
+    assert f"{section}.tls.keyFile: {tmp_path}/tls.key: this key does not belong to certFile" in lines
+    assert "name the matching key, in PEM and without a passphrase" in lines
 
 
 @pytest.mark.parametrize("field", ["certFile", "clientCaFile", "caFile"])
@@ -80,18 +80,18 @@ def test_a_file_that_is_not_a_certificate_is_refused(
 ) -> None:
     bad = tmp_path / "bad.pem"
     bad.write_text(text)
-    status, said = preflight(tmp_path, {"listen": {"tls": tls(tmp_path) | {field: str(bad)}}}, capsys)
+    status, lines = preflight(tmp_path, {"listen": {"tls": tls(tmp_path) | {field: str(bad)}}}, capsys)
     assert status == 2
     assert (
-        f"listen.tls.{field}: {bad}: this file holds no certificate that can be read; it must be PEM" in said
+        f"listen.tls.{field}: {bad}: this file holds no certificate that can be read; it must be PEM" in lines
     )
 
 
 def test_a_missing_file_of_envoy_is_a_remark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = tls(tmp_path) | {"keyFile": "/nowhere/tls.key"}
-    status, said = preflight(tmp_path, {"envoy": {"tls": missing}}, capsys)
+    status, lines = preflight(tmp_path, {"envoy": {"tls": missing}}, capsys)
     assert status == 0
-    assert said == (
+    assert lines == (
         "epp: envoy.tls.keyFile: /nowhere/tls.key: this user finds no such file here; Envoy needs the file on the machine where Envoy runs\n"
     )
 
@@ -99,29 +99,29 @@ def test_a_missing_file_of_envoy_is_a_remark(tmp_path: Path, capsys: pytest.Capt
 def test_a_folder_that_cannot_be_written_is_named_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, said = preflight(tmp_path, {"envoy": {"edsFile": "/proc/eds.json"}}, capsys)
+    status, lines = preflight(tmp_path, {"envoy": {"edsFile": "/proc/eds.json"}}, capsys)
     assert status == 2
-    assert "envoy.edsFile: cannot write in /proc: " in said
+    assert "envoy.edsFile: cannot write in /proc: " in lines
     (tmp_path / "file").touch()
     for path in (f"{tmp_path}/file/eds.json", f"{tmp_path}/file/below/eds.json"):
-        status, said = preflight(tmp_path, {"envoy": {"edsFile": path}}, capsys)
+        status, lines = preflight(tmp_path, {"envoy": {"edsFile": path}}, capsys)
         assert status == 2
-        assert "Not a directory; one part of this path is a file and not a folder: correct the path" in said
+        assert "Not a directory; one part of this path is a file and not a folder: correct the path" in lines
 
 
 def test_a_socket_needs_an_existing_folder_a_short_path_and_no_other_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, said = preflight(tmp_path, {"listen": {"address": f"unix:{tmp_path}/none/p.sock"}}, capsys)
+    status, lines = preflight(tmp_path, {"listen": {"address": f"unix:{tmp_path}/none/p.sock"}}, capsys)
     assert status == 2
-    assert f"listen.address: cannot write in {tmp_path}/none: No such file" in said
-    status, said = preflight(tmp_path, {"listen": {"address": f"unix:{tmp_path}/{'p' * 100}"}}, capsys)
+    assert f"listen.address: cannot write in {tmp_path}/none: No such file" in lines
+    status, lines = preflight(tmp_path, {"listen": {"address": f"unix:{tmp_path}/{'p' * 100}"}}, capsys)
     assert status == 2
-    assert "the path of a unix socket has at most 107 bytes; choose a shorter path" in said
+    assert "the path of a unix socket has at most 107 bytes; choose a shorter path" in lines
     (tmp_path / "p.sock").touch()
-    status, said = preflight(tmp_path, {"listen": {"address": f"unix:{tmp_path}/p.sock"}}, capsys)
+    status, lines = preflight(tmp_path, {"listen": {"address": f"unix:{tmp_path}/p.sock"}}, capsys)
     assert status == 2
-    assert "this file exists and is not a socket; remove it, or choose another path" in said
+    assert "this file exists and is not a socket; remove it, or choose another path" in lines
 
 
 def test_the_socket_of_a_running_picker_is_accepted(
@@ -179,9 +179,9 @@ def test_a_gateway_that_waits_for_too_short_a_time_gets_a_remark(
 ) -> None:
     config = Config(endpoints_file="endpoints.yaml", dialect=dialect, envoy=Envoy(**envoy))
     policy = replace(DEFAULT_POLICY, spec=PolicySpec(flow=Flow(**flow)))
-    said = list(contradictions(config, policy))
-    assert len(said) == bool(remark)
-    assert remark in "".join(said)
+    faults = list(contradictions(config, policy))
+    assert len(faults) == bool(remark)
+    assert remark in "".join(faults)
 
 
 def test_numbers_of_the_rule_that_make_a_hot_spot_get_a_remark() -> None:
@@ -189,7 +189,7 @@ def test_numbers_of_the_rule_that_make_a_hot_spot_get_a_remark() -> None:
     fields: dict[str, list[str]] = {"prefix-hash": [], "least-cost": [], "affinity": []}
     for rule, found in fields.items():
         spec = PolicySpec(rule=rule, prefix_hash=hashed, cost=Cost(uncached_token_weight=50))  # type: ignore[arg-type]
-        said = contradictions(Config(endpoints_file="e.yaml"), replace(DEFAULT_POLICY, spec=spec))
-        found += [remark.split(":")[0] for remark in said]
+        faults = contradictions(Config(endpoints_file="e.yaml"), replace(DEFAULT_POLICY, spec=spec))
+        found += [remark.split(":")[0] for remark in faults]
     assert fields["prefix-hash"] == ["prefixHash.maxLoadRatio", "prefixHash.minInFlight"]
     assert (fields["least-cost"], fields["affinity"]) == (["cost.uncachedTokenWeight"], [])

@@ -95,11 +95,11 @@ def test_a_mistake_in_a_file_says_where_and_what_to_write(
     for each, content in {**GOOD, name: text}.items():
         (tmp_path / each).write_text(content)
     assert main(["check", "--config", str(tmp_path / "config.yaml")]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert message in said.err
-    assert str(tmp_path / name) in said.err or "away" in message
-    assert said.err.count("\n") == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert message in printed.err
+    assert str(tmp_path / name) in printed.err or "away" in message
+    assert printed.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_a_path_that_is_closed_to_this_user_is_named(
             for method in ("open", "stat"):
                 patch.setattr(Path, method, closed(name, getattr(Path, method)))
             assert main(["check", "--config", str(tmp_path / "config.yaml")]) == 2
-        told = f"{where}{tmp_path / name}: Permission denied; give this user access, or name another path"
-        assert capsys.readouterr() == ("", f"epp: {told}\n")
+        message = f"{where}{tmp_path / name}: Permission denied; give this user access, or name another path"
+        assert capsys.readouterr() == ("", f"epp: {message}\n")
 
 
 def closed(name: str, usual: Callable[..., Any]) -> Callable[..., Any]:

@@ -49,11 +49,11 @@ async def test_an_idle_picker_evicts_what_has_no_room() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "message"),
     [(500, "a gets only trial requests"), (404, "a, for the model 'm', gets only trial requests")],
 )
 async def test_a_server_that_fails_is_in_the_log_without_a_request(
-    caplog: pytest.LogCaptureFixture, status: int, said: str
+    caplog: pytest.LogCaptureFixture, status: int, message: str
 ) -> None:
     picker = a_picker(on=endpoints("ab"))
     one, other = (frozenset({endpoint.address}) for endpoint in picker.news.endpoints())
@@ -62,7 +62,7 @@ async def test_a_server_that_fails_is_in_the_log_without_a_request(
         serve(picker, ask(subset=one), now=now, status=status)
         serve(picker, ask(subset=other), now=now)
     async with running_task(Upkeep(picker, new_metrics(), overload=lambda: 0.0).housekeep):
-        await wait_until(lambda: said in caplog.text, what="the line in the log")
+        await wait_until(lambda: message in caplog.text, what="the line in the log")
 
 
 def test_server_is_named_once_when_it_is_left_out_and_once_when_it_is_back(

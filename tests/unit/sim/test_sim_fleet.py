@@ -18,23 +18,23 @@ class InTurn:
 
     def __init__(self) -> None:
         self.servers: list[str] = []
-        self.told: list[tuple[object, ...]] = []
+        self.teaches: list[tuple[object, ...]] = []
         self.pages: list[tuple[int, str, Snapshot, float]] = []
         self._turn = 0
 
     def set_servers(self, names: Sequence[str], *, restarted: str, now: float) -> None:
         self.servers = list(names)
-        self.told.append(("servers", len(names), restarted))
+        self.teaches.append(("servers", len(names), restarted))
 
     def route(self, request: SimRequest, *, now: float) -> str | None:
         self._turn += 1
         return self.servers[self._turn % len(self.servers)]
 
     def first_token(self, request_id: int, *, now: float) -> None:
-        self.told.append(("first", request_id, now))
+        self.teaches.append(("first", request_id, now))
 
     def ended(self, request_id: int, *, failed: bool, cached_tokens: int, now: float) -> None:
-        self.told.append(("failed" if failed else "ended", request_id, now))
+        self.teaches.append(("failed" if failed else "ended", request_id, now))
 
     def scraped(self, scraper: int, server: str, page: Snapshot, *, now: float) -> None:
         self.pages.append((scraper, server, page, now))
@@ -83,7 +83,7 @@ def test_every_request_gets_its_first_token_before_its_end() -> None:
         assert record.first_token_s is not None
         assert record.ended_s is not None
         assert record.arrived_s < record.first_token_s < record.ended_s
-    assert sum(word == "ended" for word, *_ in router.told) == 35
+    assert sum(word == "ended" for word, *_ in router.teaches) == 35
 
 
 def test_a_next_turn_finds_the_answer_in_the_cache() -> None:
@@ -96,7 +96,7 @@ def test_a_next_turn_finds_the_answer_in_the_cache() -> None:
 def test_a_server_that_restarts_fails_its_open_requests_and_is_cold() -> None:
     plan = FleetPlan(shape=SHAPE, num_servers=1, changes=(Change(at_s=2.0, restart="pod-0"),))
     outcome, router = run(plan, Steady(count=5, gap_s=0.95))
-    assert ("servers", 1, "pod-0") in router.told
+    assert ("servers", 1, "pod-0") in router.teaches
     states = [(record.failed, record.num_cached_tokens) for record in outcome.records]
     assert states == [(False, 0), (False, 64), (True, 64), (False, 0), (False, 64)]
 

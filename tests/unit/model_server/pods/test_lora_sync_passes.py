@@ -141,7 +141,7 @@ async def test_once_faults_end_the_wanted_adapters_are_served(
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("answer", "message"),
     [
         (None, "cannot be read"),
         (b"\xff", "not YAML"),
@@ -153,13 +153,13 @@ async def test_once_faults_end_the_wanted_adapters_are_served(
     ],
 )
 async def test_a_file_that_cannot_be_used_leaves_the_last_one_in_force(
-    tmp_path: Path, said: bytes | None, message: str
+    tmp_path: Path, answer: bytes | None, message: str
 ) -> None:
     site = Site(tmp_path)
     await site.want(a="/a")
     site.file.unlink()
-    if said is not None:
-        site.file.write_bytes(said)
+    if answer is not None:
+        site.file.write_bytes(answer)
     site.server.served = {}
     await site.sync.sync()
     assert site.server.served == {"a": "/a"}

@@ -193,11 +193,11 @@ def test_every_text_of_a_conversation_counts_towards_the_models_length(field: st
     def body(characters: int) -> bytes:
         text = "x" * characters
         parts = [{"type": "text", "text": text[: characters // 2]}] * 2
-        said = {"content": text, "parts": parts}.get(field, "Hi")
+        value = {"content": text, "parts": parts}.get(field, "Hi")
         calls = {"tool_calls": [text]} if field == "tool_calls" else {}
         around = {"tools": [{"a": text}], "chat_template_kwargs": {"a": text}, "prompt": text}
         fields = {field: around[field]} if field in around else {}
-        return json.dumps({"messages": [{"role": "user", "content": said, **calls}], **fields}).encode()
+        return json.dumps({"messages": [{"role": "user", "content": value, **calls}], **fields}).encode()
 
     read = reader().completion if field == "prompt" else reader().chat
     with pytest.raises(TooLongError, match="cannot fit"):
@@ -233,7 +233,7 @@ def test_prompts_of_every_shape_are_read_as_they_were_sent(prompt: Any) -> None:
 def test_tools_and_calls_reach_the_template_as_they_were_sent() -> None:
     seen: list[Any] = []
 
-    class Told(CountingLanguage):
+    class Recording(CountingLanguage):
         def encode_chat(self, *messages: Any, **more: Any) -> list[TokenId]:
             seen.append((*messages, more["tools"], more["variables"]))
             return super().encode_chat(*messages, **more)
@@ -246,10 +246,10 @@ def test_tools_and_calls_reach_the_template_as_they_were_sent() -> None:
         "chat_template_kwargs": {"enable_thinking": False},
         "add_generation_prompt": False,
     }
-    reader(Told()).chat(json.dumps(body).encode())
-    [(messages, told_tools, variables)] = seen
+    reader(Recording()).chat(json.dumps(body).encode())
+    [(messages, given_tools, variables)] = seen
     assert list(messages[0].tool_calls) == calls
-    assert told_tools == tools
+    assert given_tools == tools
     assert variables == {"enable_thinking": False, "add_generation_prompt": False}
 
 

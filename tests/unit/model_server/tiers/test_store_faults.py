@@ -213,7 +213,7 @@ def test_only_the_owner_can_read_the_stored_files(tmp_path: Path) -> None:
 
 
 def segment_of(
-    *, told: dict[str, Any] | None = None, slots: list[int] | None = None, checksums: int | None = None
+    *, parts: dict[str, Any] | None = None, slots: list[int] | None = None, checksums: int | None = None
 ) -> bytes:
     """Return a segment of the first prefix. Its own CRC is right, and everything else may be wrong."""
     described: dict[str, Any] = {
@@ -221,7 +221,7 @@ def segment_of(
         "hashes": [block.hex() for block in ONE],
         "first_block": 0,
         "parent": None,
-    } | (told or {})
+    } | (parts or {})
     num_tokens = (
         len(described["hashes"]) * LAYOUT.block_tokens if isinstance(described["hashes"], list) else 12
     )
@@ -243,17 +243,17 @@ def deep() -> bytes:
 
 
 HOSTILE: dict[str, Callable[[], bytes]] = {
-    "no blocks": lambda: segment_of(told={"hashes": []}),
-    "blocks twice": lambda: segment_of(told={"hashes": [ONE[0].hex()] * 2}),
-    "numbers for blocks": lambda: segment_of(told={"hashes": [1, 2, 3]}),
-    "a text for a place": lambda: segment_of(told={"first_block": "0"}),
-    "a place before the first": lambda: segment_of(told={"first_block": -1}),
-    "a list for a parent": lambda: segment_of(told={"first_block": 1, "parent": []}),
+    "no blocks": lambda: segment_of(parts={"hashes": []}),
+    "blocks twice": lambda: segment_of(parts={"hashes": [ONE[0].hex()] * 2}),
+    "numbers for blocks": lambda: segment_of(parts={"hashes": [1, 2, 3]}),
+    "a text for a place": lambda: segment_of(parts={"first_block": "0"}),
+    "a place before the first": lambda: segment_of(parts={"first_block": -1}),
+    "a list for a parent": lambda: segment_of(parts={"first_block": 1, "parent": []}),
     "slots outside": lambda: segment_of(slots=[*range(11), 65_535]),
     "slots twice": lambda: segment_of(slots=[0] * 12),
     "too few checksums": lambda: segment_of(checksums=1),
     "too many checksums": lambda: segment_of(checksums=50),
-    "another layout": lambda: segment_of(told={"layout": {}}),
+    "another layout": lambda: segment_of(parts={"layout": {}}),
     "nested too deep": deep,
 }
 

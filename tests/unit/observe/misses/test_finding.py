@@ -96,11 +96,11 @@ def test_no_server_is_unavailable_however_prompts_end(rule: str) -> None:
     for name in "abc":
         page = EndpointMetrics(scraped_at=0.5, block_size=16, capacity_tokens=100_000)
         picker.news.observe(EndpointName(name), page, now=0.5)
-    rng, said = random.Random(1), [text(f"system {n}", 3000 + 37 * n) for n in range(20)]
+    rng, histories = random.Random(1), [text(f"system {n}", 3000 + 37 * n) for n in range(20)]
     for turn in range(400):
-        which = rng.randrange(len(said))
-        said[which] += text(f"{turn}", rng.randrange(50, 900))
-        served(picker, said[which], now=1.0 + turn)
+        which = rng.randrange(len(histories))
+        histories[which] += text(f"{turn}", rng.randrange(50, 900))
+        served(picker, histories[which], now=1.0 + turn)
         misses.work(steps=1)
     assert "unavailable" not in missed(misses)
 

@@ -42,9 +42,9 @@ async def test_the_answer_names_causes_servers_and_advice() -> None:
     misses = watched(picker)
     for n in range(2):
         served(picker, text("one", 8192), now=float(n))
-    told = await explained(misses, requests=2)
-    assert told["hit_ratio"] == 0.0
-    shown = table(told)
+    account = await explained(misses, requests=2)
+    assert account["hit_ratio"] == 0.0
+    shown = table(account)
     assert "sent to another server" in shown
     assert "-> Nothing to change if time to first token is good" in shown
     assert "a: " in shown
@@ -57,13 +57,13 @@ async def test_the_shares_of_the_causes_add_up() -> None:
     assert (before["requests"], before["hit_ratio"]) == (0, 0.0)
     for n, prompt in enumerate((text("one", 8192), text("one", 8192), text("two", 8192))):
         served(picker, prompt, now=float(n))
-    told = await explained(misses, requests=3)
-    assert 0.3 < told["hit_ratio"] < 0.4
-    assert sum(cause["share_of_missed"] for cause in told["causes"]) == pytest.approx(1.0, abs=0.01)
-    assert sum(cause["share_of_prompt"] for cause in told["causes"]) == pytest.approx(
-        1 - told["hit_ratio"], abs=0.01
+    account = await explained(misses, requests=3)
+    assert 0.3 < account["hit_ratio"] < 0.4
+    assert sum(cause["share_of_missed"] for cause in account["causes"]) == pytest.approx(1.0, abs=0.01)
+    assert sum(cause["share_of_prompt"] for cause in account["causes"]) == pytest.approx(
+        1 - account["hit_ratio"], abs=0.01
     )
-    assert told["chunks_followed"] == "1 in 1"
+    assert account["chunks_followed"] == "1 in 1"
 
 
 async def test_a_server_that_left_is_named_without_the_share_of_its_cache() -> None:
@@ -71,12 +71,12 @@ async def test_a_server_that_left_is_named_without_the_share_of_its_cache() -> N
     misses = watched(picker)
     for n in range(2):
         served(picker, text("one", 8192), now=float(n))
-    told = await explained(misses, requests=2)
-    (server,) = told["causes"][0]["servers"] or told["causes"][1]["servers"]
+    account = await explained(misses, requests=2)
+    (server,) = account["causes"][0]["servers"] or account["causes"][1]["servers"]
     assert 0 < server["full"] < 1
     picker.news.set_endpoints([], now=3.0)
-    told = misses.account(1e12)
-    (gone,) = told["causes"][0]["servers"] or told["causes"][1]["servers"]
+    account = misses.account(1e12)
+    (gone,) = account["causes"][0]["servers"] or account["causes"][1]["servers"]
     assert gone == server | {"full": None}
 
 
@@ -88,13 +88,13 @@ async def test_the_account_is_split_by_policy() -> None:
     spec = replace(picker.policy.spec, rule="round-robin")
     picker.set_policy(replace(picker.policy, metadata=metadata, spec=spec), now=1.0)
     served(picker, text("one", 8192), now=2.0)
-    told = await explained(misses, requests=2)
-    first, second = told["policies"]
+    account = await explained(misses, requests=2)
+    first, second = account["policies"]
     assert (first["requests"], first["hit_ratio"]) == (1, 0.0)
     assert (second["policy"], second["requests"]) == ("second (round-robin)", 1)
     assert second["hit_ratio"] > 0.9
-    assert "second (round-robin): " in table(told)
-    assert "second" not in table({**told, "policies": [second]})
+    assert "second (round-robin): " in table(account)
+    assert "second" not in table({**account, "policies": [second]})
 
 
 A, B = EndpointName("a"), EndpointName("b")

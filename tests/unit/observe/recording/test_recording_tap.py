@@ -40,10 +40,10 @@ def record_request(picker: Picker, prompt: bytes, *, salt: str = "", now: float)
     """Route one request and end it, with a sampled answer."""
     pick = picker.pick(ask(prompt, salt=salt, stream=True), now=now)
     picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now + 0.1)
-    told = ResponseFeedback(
+    feedback = ResponseFeedback(
         first_token_at=now + 0.3, prompt_tokens=2000, cached_tokens=7, completion_tokens=40
     )
-    picker.on_feedback(pick, told, now=now + 1.5)
+    picker.on_feedback(pick, feedback, now=now + 1.5)
     picker.end(pick, outcome="ended", now=now + 1.5)
     return line_of(pick, unix_now_s=1000.0 + now + 1.5, key=b"k")
 

@@ -136,7 +136,7 @@ def test_requests_and_waiting_tenants_are_shown_in_bounded_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "message"),
     [
         (PickerStatus(endpoints=()), "There are no endpoints"),
         (PickerStatus(endpoints=(status_of_endpoint(ready=False),)), "No endpoint is ready"),
@@ -153,10 +153,10 @@ def test_requests_and_waiting_tenants_are_shown_in_bounded_text() -> None:
         (PickerStatus(endpoints=(status_of_endpoint(),)), "p.yaml: line 4"),
     ],
 )
-def test_the_page_says_what_is_wrong_now(status: PickerStatus, said: str) -> None:
+def test_the_page_says_what_is_wrong_now(status: PickerStatus, message: str) -> None:
     page = BoardPage(problems=lambda: ["refused: p.yaml: line 4"])
     page.status = status
-    assert any(said in problem for problem in page.board.own()["problems"])
+    assert any(message in problem for problem in page.board.own()["problems"])
 
 
 def test_the_figures_are_those_of_the_last_minute() -> None:

@@ -128,8 +128,8 @@ def test_a_stalled_reader_does_not_block_the_picker() -> None:
     numbers = [int(line.split()[3]) for line in lines if "after" not in line]
     assert numbers == sorted(numbers)
     assert len(numbers) + handler.counts["dropped"] == 4_000
-    told = [int(line.split("lines_dropped=")[1]) for line in lines if "lines_dropped=" in line]
-    assert sum(told) == handler.counts["dropped"]
+    counts = [int(line.split("lines_dropped=")[1]) for line in lines if "lines_dropped=" in line]
+    assert sum(counts) == handler.counts["dropped"]
     assert "after lines_dropped=" in lines[-1]
 
 
@@ -142,8 +142,8 @@ def test_a_place_that_logs_very_many_lines_is_left_out_for_a_while() -> None:
         assert handler.counts["repeated"] == 7
         handler.close()
         file.seek(0)
-        told = [line.partition("epp.test: ")[2].strip() for line in file]
-    assert told == [
+        messages = [line.partition("epp.test: ")[2].strip() for line in file]
+    assert messages == [
         *(f"refused: {n}" for n in range(99)),
         "refused: 99 more_left_out_for_s=10",
         "another place",

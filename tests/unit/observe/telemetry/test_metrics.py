@@ -134,9 +134,9 @@ def test_answers_are_counted_by_server_and_status_until_it_leaves(shown: Shown) 
 
 
 def test_only_answers_with_reported_hits_are_compared_with_the_prediction(shown: Shown) -> None:
-    told, silent = pick(), pick(decision("r2"))
-    told.decision.cached_tokens, told.decision.ttft_s, told.decision.predicted_s = 580, 0.3, 0.25
-    for made in (told, silent):
+    reported, silent = pick(), pick(decision("r2"))
+    reported.decision.cached_tokens, reported.decision.ttft_s, reported.decision.predicted_s = 580, 0.3, 0.25
+    for made in (reported, silent):
         shown.metrics.on_event(began(made))
         shown.metrics.on_event(ended(made))
     assert shown.value("epp_sampled_predicted_tokens_total") == 600
@@ -242,8 +242,8 @@ def test_a_refusal_is_logged_with_its_request_id(shown: Shown, caplog: pytest.Lo
 
 
 def test_prompts_computed_elsewhere_are_counted_by_prefill_endpoint(shown: Shown) -> None:
-    told = decision()
-    told.prefill = Prefill(
+    made = decision()
+    made.prefill = Prefill(
         name=EndpointName("a"),
         address="10.0.0.9:8000",
         matched_tokens=100,
@@ -253,7 +253,7 @@ def test_prompts_computed_elsewhere_are_counted_by_prefill_endpoint(shown: Shown
         cost_s=0.3,
         instead_of_s=0.5,
     )
-    shown.metrics.on_event(began(pick(told)))
+    shown.metrics.on_event(began(pick(made)))
     shown.metrics.on_event(began(pick(decision())))
     assert shown.value("epp_prefill_picks_total", "a") == 1
     assert shown.value("epp_prefill_tokens_total", "a") == 900

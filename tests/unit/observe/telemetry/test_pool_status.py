@@ -96,8 +96,8 @@ def test_two_pools_of_one_model_share_the_waiting_requests() -> None:
         server("b", pool="new", rate=3000),
         server("x", model="n"),
     ]
-    told = pools_of(servers, [flow_status(800)], goal_s=1.0)
-    assert [(p.model, p.pool, p.servers, *p.waiting_s.values()) for p in told] == [
+    pools = pools_of(servers, [flow_status(800)], goal_s=1.0)
+    assert [(p.model, p.pool, p.servers, *p.waiting_s.values()) for p in pools] == [
         ("m", "old", 1, 0.5, 0.2),
         ("m", "new", 1, 0.0, 0.2),
         ("n", "", 1, 0.0, 0.0),

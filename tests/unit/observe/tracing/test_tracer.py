@@ -63,11 +63,11 @@ def attributes(span: ReadableSpan) -> dict[str, Any]:
 
 def test_a_span_has_attributes_of_request_prediction_and_outcome() -> None:
     traces = Traces()
-    told = decision(request_id="r7", model="base", prompt_tokens=1000, matched_tokens=600)
-    made = pick(told)
+    shown = decision(request_id="r7", model="base", prompt_tokens=1000, matched_tokens=600)
+    made = pick(shown)
     traces.tracer.on_event(began(made, trace=CALLER, began_s=-0.002))
-    told.waited_s, told.served, told.status, told.outcome = 1.5, THERE, 200, "ended"
-    told.headers_s, told.ttft_s, told.cached_tokens = 0.25, 0.75, 512
+    shown.waited_s, shown.served, shown.status, shown.outcome = 1.5, THERE, 200, "ended"
+    shown.headers_s, shown.ttft_s, shown.cached_tokens = 0.25, 0.75, 512
     traces.tracer.on_event(ended(made))
     (span,) = traces.arrived()
     assert attributes(span) == {
@@ -97,9 +97,9 @@ def test_a_span_has_attributes_of_request_prediction_and_outcome() -> None:
 
 def test_a_span_lasts_from_arrival_to_pick_with_the_time_in_the_queue() -> None:
     traces = Traces()
-    told = decision()
-    told.waited_s = 2.0
-    traces.one(pick(told), seconds=0.5)
+    made = decision()
+    made.waited_s = 2.0
+    traces.one(pick(made), seconds=0.5)
     (span,) = traces.arrived()
     assert (span.start_time, span.end_time) == (int((AT - 2.0) * 1e9), int((AT + 0.5) * 1e9))
 
@@ -135,9 +135,9 @@ def test_the_caller_decides_unless_the_sampler_ignores_the_parent(sampler: Sampl
 
 def test_a_failed_request_is_an_error_in_its_trace() -> None:
     traces = Traces()
-    told = decision()
-    told.status, told.outcome = 503, "failed"
-    traces.one(pick(told))
+    made = decision()
+    made.status, made.outcome = 503, "failed"
+    traces.one(pick(made))
     (span,) = traces.arrived()
     assert attributes(span)["error.type"] == "503"
     assert not span.status.is_ok
@@ -170,9 +170,9 @@ def test_unknown_values_are_left_out() -> None:
     [("chat", "chat"), ("completions", "text_completion"), ("embeddings", "embeddings"), ("score", "score")],
 )
 def test_the_operation_has_the_name_of_the_conventions_or_else_our_own(kind: str, operation: str) -> None:
-    told = decision()
-    told.kind = kind
-    assert attributes_of(told)["gen_ai.operation.name"] == operation
+    made = decision()
+    made.kind = kind
+    assert attributes_of(made)["gen_ai.operation.name"] == operation
 
 
 @pytest.mark.parametrize(
@@ -186,16 +186,16 @@ def test_the_operation_has_the_name_of_the_conventions_or_else_our_own(kind: str
     ],
 )
 def test_only_faults_of_servers_are_errors(status: int | None, outcome: str, error: str) -> None:
-    told = decision()
-    told.status, told.outcome = status, outcome
-    assert error_of(told) == error
+    made = decision()
+    made.status, made.outcome = status, outcome
+    assert error_of(made) == error
 
 
 def test_every_attribute_is_documented() -> None:
-    told = decision(adapter="sql")
-    told.served, told.served_by, told.status, told.outcome = THERE, EndpointName("other"), 503, "failed"
-    told.headers_s, told.ttft_s, told.cached_tokens, told.unread = 0.1, 0.2, 5, "encoded_body"
-    names = attributes_of(told).keys()
+    made = decision(adapter="sql")
+    made.served, made.served_by, made.status, made.outcome = THERE, EndpointName("other"), 503, "failed"
+    made.headers_s, made.ttft_s, made.cached_tokens, made.unread = 0.1, 0.2, 5, "encoded_body"
+    names = attributes_of(made).keys()
     # The page shortens a second name of a row to its last part.
     shown = {
         name for name in names if f"`{name}`" in PAGE or f"`.{name.removeprefix('prefix_gateway.')}`" in PAGE

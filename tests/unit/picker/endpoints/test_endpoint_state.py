@@ -18,10 +18,10 @@ def test_without_metrics_the_load_is_the_number_of_our_open_requests() -> None:
     assert state.loads[0] == 1
 
 
-@pytest.mark.parametrize("said", [{}, {"running": 40}, {"waiting": 40}])
-def test_with_a_page_without_a_gauge_the_load_is_our_open_requests(said: dict[str, int]) -> None:
+@pytest.mark.parametrize("counts", [{}, {"running": 40}, {"waiting": 40}])
+def test_with_a_page_without_a_gauge_the_load_is_our_open_requests(counts: dict[str, int]) -> None:
     state = a_state()
-    state.take_page(EndpointMetrics(scraped_at=1.0, **said), now=1.0)  # type: ignore[arg-type]  # gauges alone
+    state.take_page(EndpointMetrics(scraped_at=1.0, **counts), now=1.0)  # type: ignore[arg-type]  # gauges alone
     book(state, 10, now=1.0)
     assert state.loads[0] == 1
 

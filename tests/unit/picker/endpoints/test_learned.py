@@ -88,8 +88,8 @@ def test_traffic_is_estimated_within_a_tenth_after_a_hundred_requests(kinds: lis
 def test_an_estimate_is_never_negative_or_absurdly_low(pairs: list[tuple[int, float, int, float]]) -> None:
     estimate = TokenEstimate(start=4.0)
     for size, share, opaque, tokens in pairs:
-        told = PromptSize(size, share * size, Media(opaque))
-        estimate.learn(told, tokens)
+        size_of = PromptSize(size, share * size, Media(opaque))
+        estimate.learn(size_of, tokens)
         assert estimated_tokens(PromptSize(640, share * 640, Media(opaque)), estimate.terms) >= 10
         assert 0 < estimate.bytes_per_token < float("inf")
 

@@ -49,5 +49,5 @@ async def test_a_change_to_a_bad_pair_and_its_repair_are_each_reported_once(
     write_tls(tmp_path)
     await watch.look()
     assert results == [True, False, True]
-    (told,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
-    assert "listen.tls.keyFile" in told
+    (line,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert "listen.tls.keyFile" in line

@@ -100,13 +100,13 @@ def test_a_wrong_file_is_refused_with_its_name_and_the_field(text: str | bytes, 
 
 
 @pytest.mark.parametrize(
-    ("said", "fine"),
+    ("place", "fine"),
     [(":8002/metrics", True), ("/metrics", True), ("8002", False), ("http://10.0.0.9/", False)],
 )
-def test_the_place_of_the_metrics_page_must_be_on_the_server_itself(said: str, fine: bool) -> None:  # noqa: FBT001
-    text = f"endpoints: [{{name: a, address: '10.0.0.1:8000', metrics: '{said}'}}]"
+def test_the_place_of_the_metrics_page_must_be_on_the_server_itself(place: str, fine: bool) -> None:  # noqa: FBT001
+    text = f"endpoints: [{{name: a, address: '10.0.0.1:8000', metrics: '{place}'}}]"
     if fine:
-        assert load_endpoints(text, source="f").endpoints[0].metrics == said
+        assert load_endpoints(text, source="f").endpoints[0].metrics == place
     else:
         with pytest.raises(ConfigError, match=r"metrics"):
             load_endpoints(text, source="f")

@@ -146,11 +146,11 @@ async def test_a_missing_file_keeps_the_old_state_and_its_return_is_noticed(
     await follower.looks()
     assert follower.taken == [b"three"]
     assert follower.results == [False, True, True]
-    said = [r.getMessage() for r in caplog.records]
-    assert [s for s in said if "cannot be read" in s] == [
+    lines = [r.getMessage() for r in caplog.records]
+    assert [s for s in lines if "cannot be read" in s] == [
         f"{path} cannot be read; what was read before stays: No such file or directory; create it, or correct the path"
     ]
-    assert f"{path} is in use again" in said
+    assert f"{path} is in use again" in lines
 
 
 @pytest.mark.parametrize("large", [False, True])

@@ -68,7 +68,7 @@ class News:
             policies=self.take_policies,
             served=lambda: None,
             followed=self.followed.__setitem__,
-            judged=lambda *told: setattr(self, "judged", told),
+            judged=lambda *judged: setattr(self, "judged", judged),
             objectives=lambda found: setattr(self, "objectives", dict(found)),
             rewrites=lambda found: setattr(self, "rewrites", found),
         )

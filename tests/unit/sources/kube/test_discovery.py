@@ -110,9 +110,9 @@ def test_pickers_of_two_releases_name_a_process_in_the_same_way() -> None:
     assert incarnation(any_of_two) == "u/exporter=0/containerd://a-exporter-0 vllm=0/containerd://a-vllm-0"
 
 
-@pytest.mark.parametrize(("said", "host"), [("10.0.0.1", "10.0.0.1"), ("fd00:0:0::1", "fd00::1")])
-def test_a_pod_is_reached_at_its_primary_address(said: str, host: str) -> None:
-    (endpoint,) = endpoints(discovery(pod("a", said, "10.0.0.9")))
+@pytest.mark.parametrize(("ip", "host"), [("10.0.0.1", "10.0.0.1"), ("fd00:0:0::1", "fd00::1")])
+def test_a_pod_is_reached_at_its_primary_address(ip: str, host: str) -> None:
+    (endpoint,) = endpoints(discovery(pod("a", ip, "10.0.0.9")))
     assert endpoint.address == Address(host, 8000)
 
 
@@ -147,7 +147,7 @@ def test_annotated_names_that_no_request_could_use_are_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "used"),
+    ("text", "used"),
     [
         (":8002/metrics", ":8002/metrics"),
         ("/prometheus/metrics", "/prometheus/metrics"),
@@ -158,13 +158,13 @@ def test_annotated_names_that_no_request_could_use_are_ignored() -> None:
         ("/metrics?x=1 HTTP/1.1", ""),
     ],
 )
-def test_an_annotation_states_where_the_metrics_page_is_on_the_pod_itself(said: str, used: str) -> None:
-    (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1", annotations={"prefix-gateway.dev/metrics": said})))
+def test_an_annotation_states_where_the_metrics_page_is_on_the_pod_itself(text: str, used: str) -> None:
+    (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1", annotations={"prefix-gateway.dev/metrics": text})))
     assert endpoint.metrics == used
 
 
 @pytest.mark.parametrize(
-    ("said", "role"),
+    ("text", "role"),
     [
         ("prefill", Role.PREFILL),
         ("decode", Role.DECODE),
@@ -176,8 +176,8 @@ def test_an_annotation_states_where_the_metrics_page_is_on_the_pod_itself(said: 
         ("a-word-of-tomorrow", Role.UNSAID),
     ],
 )
-def test_the_label_of_llm_d_states_the_role(said: str, role: Role) -> None:
-    (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1", labels={"llm-d.ai/role": said})))
+def test_the_label_of_llm_d_states_the_role(text: str, role: Role) -> None:
+    (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1", labels={"llm-d.ai/role": text})))
     assert endpoint.role is role
 
 
@@ -188,9 +188,9 @@ def test_a_pod_whose_role_changes_is_another_endpoint() -> None:
     assert [e.role for e in endpoints(found)] == [Role.PREFILL]
 
 
-@pytest.mark.parametrize(("said", "front"), [("8000", 8000), ("", 0), ("no", 0), ("99999", 0)])
-def test_an_annotation_makes_the_target_ports_ranks_behind_one_front(said: str, front: int) -> None:
-    annotations = {"prefix-gateway.dev/data-parallel-port": said}
+@pytest.mark.parametrize(("text", "front"), [("8000", 8000), ("", 0), ("no", 0), ("99999", 0)])
+def test_an_annotation_makes_the_target_ports_ranks_behind_one_front(text: str, front: int) -> None:
+    annotations = {"prefix-gateway.dev/data-parallel-port": text}
     found = discovery(pod("a", "10.0.0.1", annotations=annotations), ports=(8001, 8002))
     made = [(e.address.port, e.rank, e.behind) for e in endpoints(found)]
     behind = Address("10.0.0.1", front) if front else None

@@ -29,7 +29,7 @@ NEWER: LlmdGroup = "llm-d.ai"
 OLDER: LlmdGroup = "inference.networking.x-k8s.io"
 
 
-def said(wanted: Iterable[Wanted]) -> dict[str, str]:
+def outcomes(wanted: Iterable[Wanted]) -> dict[str, str]:
     """Return reason and message of each status by name."""
     words = {}
     for each in wanted:
@@ -155,7 +155,7 @@ def test_names_that_no_request_can_have_are_left_out() -> None:
 def statuses(
     *sets: ModelRewrites, existing: Sequence[str] = ("vllm",), served: frozenset[str] | None = None
 ) -> dict[str, str]:
-    return said(judge_rewrites(sets, existing=existing, served=served))
+    return outcomes(judge_rewrites(sets, existing=existing, served=served))
 
 
 def test_a_sound_object_is_accepted_and_a_missing_pool_is_reported() -> None:
@@ -270,28 +270,28 @@ def test_objectives_of_the_pool_give_priorities_and_those_of_others_do_not() -> 
     assert merged([found]) == {}
 
 
-@pytest.mark.parametrize(("said", "taken"), [(2**31 - 1, 1000), (-(2**31), -1000)])
-def test_a_priority_is_kept_within_the_bounds_of_the_policy(said: int, taken: int) -> None:
-    assert merged([objectives(objective("far", said))]) == {"far": taken}
+@pytest.mark.parametrize(("priority", "taken"), [(2**31 - 1, 1000), (-(2**31), -1000)])
+def test_a_priority_is_kept_within_the_bounds_of_the_policy(priority: int, taken: int) -> None:
+    assert merged([objectives(objective("far", priority))]) == {"far": taken}
 
 
 def test_the_newer_group_wins_if_both_have_a_name() -> None:
     newer = objectives(objective("both", 1))
     older = objectives(objective("both", 2), objective("old", 3), group=OLDER)
     assert merged([newer, older]) == {"both": 1, "old": 3}
-    told = {
+    reasons = {
         (each.claim.content.group, each.claim.name): each.status.conditions[0].reason
         for each in judge_objectives([newer, older], existing=["vllm"])
     }
-    assert told == {(NEWER, "both"): "Accepted", (OLDER, "both"): "Conflicted", (OLDER, "old"): "Accepted"}
+    assert reasons == {(NEWER, "both"): "Accepted", (OLDER, "both"): "Conflicted", (OLDER, "old"): "Accepted"}
 
 
 def test_the_status_of_an_objective_says_its_priority_or_what_is_wrong() -> None:
     found = [objectives(objective("high", 7), objective("strange", 5, pool="other"))]
-    assert said(judge_objectives(found, existing=["vllm"])) == {
+    assert outcomes(judge_objectives(found, existing=["vllm"])) == {
         "high": "Accepted: requests that name it have priority 7"
     }
-    assert said(judge_objectives(found, existing=[]))["high"].startswith("TargetNotFound: ")
+    assert outcomes(judge_objectives(found, existing=[]))["high"].startswith("TargetNotFound: ")
 
 
 def test_the_number_of_objectives_is_bounded_and_the_oldest_count() -> None:

@@ -40,7 +40,7 @@ class JudgedPolicies:
         acting = self.outcome.acting
         return acting.metadata.name, acting.metadata.generation, acting.spec.rule
 
-    def told(self, name: str) -> str:
+    def conditions(self, name: str) -> str:
         return ", ".join(f"{one.status} {one.reason}" for one in self.outcome.statuses[name].conditions)
 
     def messages(self, name: str) -> tuple[str, str]:
@@ -52,7 +52,7 @@ class JudgedPolicies:
 def test_a_sound_policy_routes() -> None:
     policies = JudgedPolicies(policy("p", rule="affinity", generation=3))
     assert policies.acting == ("p", 3, "affinity")
-    assert policies.told("p") == "True Accepted, True Programmed"
+    assert policies.conditions("p") == "True Accepted, True Programmed"
 
 
 def test_a_policy_for_another_pool_is_ignored() -> None:
@@ -72,7 +72,7 @@ def test_oldest_of_several_policies_routes_and_the_others_report_conflict() -> N
         policy("new", created=NEW, rule="random"), policy("old", created=OLD, rule="affinity")
     )
     assert policies.acting == ("old", 1, "affinity")
-    assert policies.told("new") == "False Conflicted, False Conflicted"
+    assert policies.conditions("new") == "False Conflicted, False Conflicted"
     assert "older policy old" in policies.messages("new")[0]
 
 
@@ -84,19 +84,19 @@ def test_the_next_oldest_policy_follows_a_deleted_one() -> None:
     policies = JudgedPolicies(policy("old", created=OLD), policy("new", created=NEW, rule="random"))
     policies.remove(policy("old", created=OLD))
     assert policies.acting == ("new", 1, "random")
-    assert policies.told("new") == "True Accepted, True Programmed"
+    assert policies.conditions("new") == "True Accepted, True Programmed"
 
 
 def test_a_refused_change_leaves_the_last_accepted_spec_in_force() -> None:
     policies = JudgedPolicies(policy("p", rule="affinity", generation=1), policy("younger", created=NEW))
     policies.put(policy("p", rule="affinity", generation=2, sessionHeader="host"))
     assert policies.acting == ("p", 1, "affinity")
-    assert policies.told("p") == "False Invalid, False Invalid"
+    assert policies.conditions("p") == "False Invalid, False Invalid"
     accepted, programmed = policies.messages("p")
     assert "spec: " in accepted
     assert "sessionHeader" in accepted
     assert programmed == "generation 1 of this policy routes"
-    assert policies.told("younger") == "False Conflicted, False Conflicted", (
+    assert policies.conditions("younger") == "False Conflicted, False Conflicted", (
         "the refused policy keeps its place"
     )
 
@@ -111,7 +111,7 @@ def test_a_change_that_corrects_a_refused_policy_is_in_force() -> None:
 def test_a_policy_that_was_refused_from_the_start_does_not_block_others() -> None:
     policies = JudgedPolicies(policy("bad", created=OLD, sessionHeader="host"), policy("good", created=NEW))
     assert policies.acting[0] == "good"
-    assert policies.told("bad") == "False Invalid, False Invalid"
+    assert policies.conditions("bad") == "False Invalid, False Invalid"
     assert policies.messages("bad")[1] == "policy good routes"
 
 
@@ -144,7 +144,7 @@ def test_a_policy_in_dry_run_is_scored_while_the_default_routes() -> None:
     assert policies.outcome.acting == DEFAULT_POLICY
     assert policies.outcome.tried is not None
     assert policies.outcome.tried.spec.rule == "affinity"
-    assert policies.told("p") == "True Accepted, False DryRun"
+    assert policies.conditions("p") == "True Accepted, False DryRun"
     assert policies.messages("p")[1] == "each pick is scored by this policy too; policy default routes"
 
 
@@ -170,7 +170,7 @@ def test_one_policy_can_be_in_dry_run_while_another_routes() -> None:
     assert policies.acting[0] == "acts"
     assert policies.outcome.tried is not None
     assert policies.outcome.tried.metadata.name == "tried"
-    assert policies.told("acts") == "True Accepted, True Programmed"
+    assert policies.conditions("acts") == "True Accepted, True Programmed"
 
 
 def test_the_oldest_of_several_policies_in_dry_run_is_scored() -> None:
@@ -179,7 +179,7 @@ def test_the_oldest_of_several_policies_in_dry_run_is_scored() -> None:
     )
     assert policies.outcome.tried is not None
     assert policies.outcome.tried.metadata.name == "old"
-    assert policies.told("new") == "False Conflicted, False Conflicted"
+    assert policies.conditions("new") == "False Conflicted, False Conflicted"
 
 
 def test_the_status_of_a_dry_run_says_that_its_chunks_are_not_tried() -> None:
@@ -190,7 +190,7 @@ def test_the_status_of_a_dry_run_says_that_its_chunks_are_not_tried() -> None:
 def test_without_the_pool_a_policy_has_no_target() -> None:
     policies = JudgedPolicies(policy("p"))
     policies.judge(existing=[])
-    assert policies.told("p") == "False TargetNotFound, False TargetNotFound"
+    assert policies.conditions("p") == "False TargetNotFound, False TargetNotFound"
 
 
 SEVERAL = ("a", "b")
@@ -200,7 +200,7 @@ SEVERAL = ("a", "b")
 def test_a_policy_of_one_of_several_pools_is_refused_with_what_to_write() -> None:
     policies = JudgedPolicies(policy("p", target="a", rule="affinity"), pools=SEVERAL)
     assert policies.outcome.acting == DEFAULT_POLICY
-    assert policies.told("p") == "False Invalid, False Invalid"
+    assert policies.conditions("p") == "False Invalid, False Invalid"
     assert policies.messages("p")[0] == (
         "spec.targetRef: one policy routes for all pools of this picker (a, b), so it targets the picker; write "
         "{kind: Service, name: picker}, or give this pool a picker of its own"
@@ -216,7 +216,7 @@ def test_the_policy_of_a_picker_routes_for_all_its_pools() -> None:
             pools=pools,
         )
         assert policies.acting == ("p", 1, "affinity")
-        assert policies.told("p") == "True Accepted, True Programmed"
+        assert policies.conditions("p") == "True Accepted, True Programmed"
         assert [*policies.outcome.statuses] == ["p"], "the others are for another Service, and another pool"
 
 
@@ -226,7 +226,7 @@ def test_a_refused_policy_of_one_pool_routes_on_until_the_picker_has_one() -> No
     stored = policy("p", target="a", rule="affinity", created=OLD, status=status)
     policies = JudgedPolicies(stored, pools=SEVERAL)
     assert policies.acting == ("p", 1, "affinity")
-    assert policies.told("p") == "False Invalid, False Invalid"
+    assert policies.conditions("p") == "False Invalid, False Invalid"
     policies.put(policy("q", target="picker", kind="Service", rule="random", created=NEW))
     assert policies.acting == ("q", 1, "random")
-    assert policies.told("q") == "True Accepted, True Programmed"
+    assert policies.conditions("q") == "True Accepted, True Programmed"

@@ -73,7 +73,7 @@ class ReceivedLists:
     """The lists that the picker received."""
 
     def __init__(self, server: WatchedServer, group: asyncio.TaskGroup, *names: str) -> None:
-        self.told: list[list[str]] = []
+        self.sets: list[list[str]] = []
         self.followed: dict[str, bool] = {}
         self.failures = 0
         """How often from now on the endpoints cannot be used."""
@@ -91,7 +91,7 @@ class ReceivedLists:
             raise OSError("the disk is full")
         assert existing == self.pools.existing
         self.starting = starting
-        self.told.append([f"{e.name} {e.pool}" for e in endpoints])
+        self.sets.append([f"{e.name} {e.pool}" for e in endpoints])
         self._news.set()
 
     async def next(self) -> list[str]:
@@ -100,7 +100,7 @@ class ReceivedLists:
             await self._news.wait()
         self._news.clear()
         self.pools.check_integrity()
-        return self.told[-1]
+        return self.sets[-1]
 
 
 @asynccontextmanager
@@ -132,7 +132,7 @@ def two_pools() -> WatchedServer:
 async def test_each_pool_has_its_own_selector_and_ports() -> None:
     async with following_pools(two_pools(), "a", "b") as found:
         assert await found.next() == ["x:8000 a", "y:9000 b"]
-        assert found.told == [["x:8000 a", "y:9000 b"]], "never one pool without the other"
+        assert found.sets == [["x:8000 a", "y:9000 b"]], "never one pool without the other"
 
 
 async def test_a_pool_can_come_and_go_while_another_stays() -> None:

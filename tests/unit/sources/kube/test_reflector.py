@@ -155,8 +155,8 @@ async def test_an_unreadable_object_does_not_keep_others_out(caplog: pytest.LogC
     assert names.names == {"a", "c"}
     assert names.states == [True]
     assert names.collection.listed
-    said = [r.getMessage() for r in caplog.records if "does not count" in r.getMessage()]
-    assert len(said) == 1, "the error is logged once and not at every list"
+    lines = [r.getMessage() for r in caplog.records if "does not count" in r.getMessage()]
+    assert len(lines) == 1, "the error is logged once and not at every list"
 
 
 async def test_an_object_with_an_unreadable_status_still_counts(caplog: pytest.LogCaptureFixture) -> None:
@@ -164,9 +164,9 @@ async def test_an_object_with_an_unreadable_status_still_counts(caplog: pytest.L
     server, names = await play(page_of_objects(5, odd), [event("ADDED", odd | raw("b", 6))])
     assert server.asked == ["list", "watch 5", "watch 6"], "the picker does not ask for the list again"
     assert names.names == {"a", "b"}
-    said = [r.getMessage() for r in caplog.records if "does not count" in r.getMessage()]
-    assert len(said) == 1, "the error is logged once and not for every object"
-    assert said[0].startswith("the status of one of the pods cannot be read")
+    lines = [r.getMessage() for r in caplog.records if "does not count" in r.getMessage()]
+    assert len(lines) == 1, "the error is logged once and not for every object"
+    assert lines[0].startswith("the status of one of the pods cannot be read")
 
 
 async def test_if_no_object_can_be_read_the_last_known_objects_stay() -> None:

@@ -193,24 +193,24 @@ def as_read(policy: Json) -> PolicyObject:
 
 
 async def test_the_status_has_conditions_and_the_accepted_fields() -> None:
-    server, told = await following(an_object(generation=4, rule="affinity"))
+    server, seen = await following(an_object(generation=4, rule="affinity"))
     assert server.patches == 1, "a status that has not changed is not written again"
-    assert told["observedGeneration"] == 4
-    assert [(c["type"], c["status"], c["reason"], c["observedGeneration"]) for c in told["conditions"]] == [
+    assert seen["observedGeneration"] == 4
+    assert [(c["type"], c["status"], c["reason"], c["observedGeneration"]) for c in seen["conditions"]] == [
         ("Accepted", "True", "Accepted", 4),
         ("Programmed", "True", "Programmed", 4),
     ]
     spec = {"targetRef": {"name": "vllm"}, "rule": "affinity"}
-    assert told["lastAccepted"] == {"generation": 4, "spec": spec}, "only the fields that were set"
-    assert (told["rule"], told["mode"]) == ("affinity", "Enforce")
+    assert seen["lastAccepted"] == {"generation": 4, "spec": spec}, "only the fields that were set"
+    assert (seen["rule"], seen["mode"]) == ("affinity", "Enforce")
 
 
 async def test_the_time_of_a_condition_is_that_of_its_last_change() -> None:
     server, _ = await following(an_object())
 
     async def times(policy: Json) -> set[str]:
-        told = await server.change({**policy, "status": server.policy["status"]}, time_text="T2")
-        return {condition["lastTransitionTime"] for condition in told["conditions"]}
+        seen = await server.change({**policy, "status": server.policy["status"]}, time_text="T2")
+        return {condition["lastTransitionTime"] for condition in seen["conditions"]}
 
     assert await times(an_object(generation=2, rule="random")) == {"T"}
     assert await times(an_object(generation=3, sessionHeader="host")) == {"T2"}
@@ -218,10 +218,10 @@ async def test_the_time_of_a_condition_is_that_of_its_last_change() -> None:
 
 async def test_fields_that_a_newer_spec_lacks_are_removed() -> None:
     server, status = await following(an_object(rule="random", flow={"mode": "Hold", "objectives": {"a": 1}}))
-    told = await server.change(an_object(generation=2, status=status))
-    assert told["lastAccepted"]["spec"] == {"targetRef": {"name": "vllm"}}
+    seen = await server.change(an_object(generation=2, status=status))
+    assert seen["lastAccepted"]["spec"] == {"targetRef": {"name": "vllm"}}
     assert server.patches == 2
-    refused = an_object(generation=3, status=told, rule="nonsense")
+    refused = an_object(generation=3, status=seen, rule="nonsense")
     acting = await Replica(StatusServer(), as_read(refused)).look()
     assert (acting.spec.rule, acting.spec.flow.mode) == ("least-cost", "Direct")
 
@@ -236,9 +236,9 @@ async def test_a_status_with_empty_maps_of_an_earlier_release_is_written_once() 
 
 async def test_what_a_newer_picker_accepted_stays_in_the_status() -> None:
     newer = {"generation": 1, "spec": {"targetRef": {"name": "vllm"}, "ofTheNextRelease": True}}
-    _, told = await following(an_object(ofTheNextRelease=False, status={"lastAccepted": newer}))
-    assert told["conditions"][0]["reason"] == "Invalid"
-    assert told["lastAccepted"] == newer
+    _, seen = await following(an_object(ofTheNextRelease=False, status={"lastAccepted": newer}))
+    assert seen["conditions"][0]["reason"] == "Invalid"
+    assert seen["lastAccepted"] == newer
 
 
 async def test_the_last_accepted_spec_routes_beside_unreadable_fields() -> None:

@@ -127,5 +127,5 @@ def test_template_arguments_of_the_servers_reach_the_template(tmp_path: Path) ->
     language = FolderLanguage(
         write_language(tmp_path, template=TALK + THINKS_LAST), arguments={"effort": "some", "messages": []}
     )
-    said_so = [message("user", "hi")]
-    assert language.render(said_so, tools=None) == "<|user|>hi</s>some"
+    turns = [message("user", "hi")]
+    assert language.render(turns, tools=None) == "<|user|>hi</s>some"

@@ -309,10 +309,10 @@ def test_a_change_is_seen_whatever_stands_before_it(head: bytes) -> None:
     reader = PageReader()
     for running in (1, 2):
         page = head + b"vllm:num_requests_running %d\n" % running * 3
-        assert _said(reader.read, page) == _said(parse_page, page)
+        assert _page_with(reader.read, page) == _page_with(parse_page, page)
 
 
-def _said(read: Callable[..., EndpointMetrics], page: bytes) -> EndpointMetrics | str:
+def _page_with(read: Callable[..., EndpointMetrics], page: bytes) -> EndpointMetrics | str:
     try:
         return read(page, scraped_at=1.0)
     except MetricsError as error:

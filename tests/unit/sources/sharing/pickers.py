@@ -50,13 +50,13 @@ class Replica:
 
     def send(self, *, now: float) -> list[bytes]:
         """Return everything that it has to send now."""
-        said = []
+        batches = []
         while (batch := self.exchange.next_batch(now=now)) is not None:
-            said.append(batch)
-        return said
+            batches.append(batch)
+        return batches
 
-    def receive(self, said: Sequence[bytes], *, now: float, age_s: float = 0.0) -> None:
-        for batch in said:
+    def receive(self, batches: Sequence[bytes], *, now: float, age_s: float = 0.0) -> None:
+        for batch in batches:
             self.exchange.receive(batch, now=now, age_s=age_s)
         self.check()
 
@@ -87,9 +87,9 @@ def meet(replicas: Sequence[Replica], *, now: float, rounds: int = 1) -> None:
     """Each picker sends everything and hears all others."""
     for _ in range(rounds):
         for speaker in replicas:
-            said = speaker.send(now=now)
+            batches = speaker.send(now=now)
             for listener in replicas:
-                listener.receive(said, now=now)
+                listener.receive(batches, now=now)
         now += 1.0
 
 

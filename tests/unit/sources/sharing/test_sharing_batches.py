@@ -52,8 +52,8 @@ def test_events_without_room_in_the_queue_are_counted_and_forgotten() -> None:
 def test_a_batch_holds_only_hashes_of_prompts() -> None:
     one, _ = two()
     one.pick(b"secret words " * 100, now=1.0)
-    said = b"".join(one.send(now=1.0))
-    assert b"secret" not in said
+    batches = b"".join(one.send(now=1.0))
+    assert b"secret" not in batches
 
 
 def test_an_end_says_whether_the_prompt_is_in_the_cache() -> None:

@@ -62,8 +62,8 @@ def test_a_missing_batch_releases_what_came_before_and_costs_nothing_else() -> N
 def test_a_batch_that_is_sent_twice_counts_once() -> None:
     one, other = two()
     one.pick(text("p"), now=10.0)
-    said = one.send(now=10.0)
-    other.receive(said + said, now=10.0)
+    batches = one.send(now=10.0)
+    other.receive(batches + batches, now=10.0)
     assert sum(other.in_flight_of_peers().values()) == 1
 
 
@@ -79,9 +79,9 @@ def test_the_open_requests_of_all_other_pickers_are_bounded(monkeypatch: pytest.
 def test_news_from_before_a_restart_does_not_restore_what_server_has_lost() -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
-    said = one.send(now=10.0)
+    batches = one.send(now=10.0)
     restarted(other, pick.decision.chosen, now=10.2)
-    other.receive(said, now=10.3, age_s=0.3)
+    other.receive(batches, now=10.3, age_s=0.3)
     assert other.matched(text("p"), now=10.3) == {}
     assert other.exchange.counts.skipped["stale"] == 1
     one.pick(text("p"), now=10.4)
@@ -103,8 +103,8 @@ def test_a_restart_that_one_picker_sees_clears_all_tables_once() -> None:
     pick = one.pick(text("p"), now=10.0)
     other.receive(one.send(now=10.0), now=10.0)
     restarted(one, pick.decision.chosen, now=20.0)
-    said = one.send(now=20.0)
-    other.receive(said, now=20.0)
+    batches = one.send(now=20.0)
+    other.receive(batches, now=20.0)
     assert other.matched(text("p"), now=20.0) == {}
     again = other.pick(text("p"), now=20.5)
     other.end(again, now=21.0)

@@ -94,11 +94,11 @@ async def test_link_that_fails_is_logged_once_and_missed_news_arrives_afterwards
         channel.fault = None
         await other.learns(text("meanwhile"))
         await wait_until(lambda: one.service.connected and other.service.connected, what="both are back")
-    said = Counter(record.getMessage() for record in caplog.records)
+    lines = Counter(record.getMessage() for record in caplog.records)
     cannot = (
         "cannot send to the other pickers: connection refused; this picker goes on with its own knowledge"
     )
-    assert said[cannot] == said["can send to the other pickers again"] == 2, "once for each of two pickers"
+    assert lines[cannot] == lines["can send to the other pickers again"] == 2, "once for each of two pickers"
 
 
 async def test_a_picker_is_warm_once_it_has_read_the_current_batches() -> None:

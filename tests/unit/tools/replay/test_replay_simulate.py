@@ -35,17 +35,17 @@ def record(path: Path, *, requests: int = 120, seed: int = 1, rule: str = "least
     rng = random.Random(seed)
     picker = a_picker(PolicySpec(rule=rule), on=())  # type: ignore[arg-type]
     lines: list[Line] = []
-    said = [text(f"system {n % 4}", 6000) for n in range(12)]
+    histories = [text(f"system {n % 4}", 6000) for n in range(12)]
     for n in range(requests):
         user, now = rng.randrange(12), n * 0.5
-        said[user] += text(f"turn {n}", 700)
-        pick = picker.pick(ask(said[user], stream=True), now=now)
+        histories[user] += text(f"turn {n}", 700)
+        pick = picker.pick(ask(histories[user], stream=True), now=now)
         picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now + 0.05)
         if n % 10 == 0:
-            told = ResponseFeedback(
-                first_token_at=now + 0.2, prompt_tokens=len(said[user]) // 4, completion_tokens=50
+            feedback = ResponseFeedback(
+                first_token_at=now + 0.2, prompt_tokens=len(histories[user]) // 4, completion_tokens=50
             )
-            picker.on_feedback(pick, told, now=now + 1.2)
+            picker.on_feedback(pick, feedback, now=now + 1.2)
         picker.end(pick, outcome="ended", now=now + 1.2)
         lines.append(line_of(pick, unix_now_s=1000.0 + now + 1.2, key=b"k"))
     write(path, picker, lines)
@@ -336,13 +336,13 @@ def test_the_command_prints_the_policies_side_by_side(
     policy.write_text(
         "apiVersion: prefix-gateway.dev/v1alpha1\nkind: PrefixRoutingPolicy\nmetadata: {name: tried}\nspec: {rule: random}\n"
     )
-    told = tmp_path / "told.json"
-    options = ["--policy", str(policy), "--rule", "round-robin", "--json", str(told)]
+    file = tmp_path / "page.json"
+    options = ["--policy", str(policy), "--rule", "round-robin", "--json", str(file)]
     assert cli.main(["replay", str(recording_file(tmp_path)), *options]) == 0
     heads = ["as recorded", "recorded (least-cost)", "tried (random)", "round-robin"]
     shown = capsys.readouterr().out
     assert all(head in shown for head in heads)
-    columns = json.loads(told.read_text())
+    columns = json.loads(file.read_text())
     assert list(columns) == heads
     assert columns["recorded (least-cost)"]["hit_ratio"] > columns["round-robin"]["hit_ratio"]
 

@@ -222,12 +222,12 @@ def test_a_graceful_shutdown_takes_two_steps() -> None:
 def test_the_server_sends_its_settings_and_window_first() -> None:
     first, second = CallerSide().greeting
     assert (first.kind, second.kind) == (Kind.SETTINGS, Kind.WINDOW_UPDATE)
-    said = {
+    answers = {
         int.from_bytes(first.payload[n : n + 2]): int.from_bytes(first.payload[n + 2 : n + 6])
         for n in range(0, 30, 6)
     }
-    assert said[Setting.HEADER_TABLE_SIZE] == 0
-    assert said[Setting.INITIAL_WINDOW_SIZE] == 2**20
+    assert answers[Setting.HEADER_TABLE_SIZE] == 0
+    assert answers[Setting.INITIAL_WINDOW_SIZE] == 2**20
 
 
 def test_stream_of_a_refused_client_that_never_ends_is_reset_after_a_time() -> None:
