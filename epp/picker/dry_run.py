@@ -76,8 +76,3 @@ class DryRun:
             more_cached_tokens=more_cached,
             more_s=round(more_s, 6),
         )
-
-    def check_integrity(self) -> None:
-        assert 0 <= self.agreed <= self.picks - self.refused
-        # Each request is rounded separately.
-        assert -self.picks <= self.cached_tokens + self.more_cached_tokens <= self.prompt_tokens + self.picks

@@ -17,7 +17,6 @@ from epp.picker.endpoints.learned import restarted
 from epp.picker.endpoints.marks import Form, Proof
 from epp.picker.events import Cut, Hangs, Listener, Restarted
 from epp.picker.guesses import Guesses
-from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.upkeep import clear_endpoint, drop_endpoint
 from epp.picker.scheduling.snapshot import MOST_KEPT
@@ -176,17 +175,6 @@ class FleetNews:
         for name in [name for name, (_, at) in self._left.items() if now - at >= _KEPT_S]:
             del self._left[name]
             drop_endpoint(self.caches.table, name)
-
-    def check_integrity(self) -> None:
-        """Assert that every part is valid, and that the table has a mirror for each endpoint and for each one
-        that may come back.
-        """
-        self.fleet.check_integrity()
-        check_integrity(self.caches.table)
-        self.guesses.check_integrity()
-        present = {state.endpoint.name for state in self.fleet.states()}
-        assert not present & self._left.keys()
-        assert set(self.caches.table.mirrors) == present | self._left.keys()
 
     def _fill_table(self) -> None:
         """Give each endpoint a mirror in the table that has just started. Endpoints that may come back have

@@ -211,11 +211,6 @@ class Gate:
             for model, queue in self._queues.items()
         ]
 
-    def check_integrity(self) -> None:
-        self._unserved.check_integrity()
-        for queue in self._queues.values():
-            queue.control.check_integrity()
-
     def set_objectives(self, priorities: Mapping[str, int]) -> None:
         """Set the priorities of the cluster's InferenceObjectives. Waiting requests keep their priorities."""
         self._objectives = priorities

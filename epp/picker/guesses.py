@@ -246,11 +246,6 @@ class Guesses:
         for _, _, pick in self._doubted.pop(state, ()):
             self.drop(pick.guess)
 
-    def check_integrity(self) -> None:
-        for booking, work in self._awaited.items():
-            assert work.guess.booking is booking
-        assert not any(state.gone for state in self._doubted)
-
     def _same_process(self, guess: Guess) -> bool:
         return guess.state.process == guess.process
 

@@ -279,11 +279,6 @@ class Picker:
         snapshot = self.fleet.snapshot(slots, model=model, adapter="", spec=self._spec, now=now)
         return float((snapshot.undone_tokens / snapshot.rate).min())
 
-    def check_integrity(self) -> None:
-        self.news.check_integrity()
-        self.kept_state.check_integrity()
-        self.fatal.check_integrity()
-
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _prescribed(self, question: Question, slots: Sequence[int]) -> list[int]:

@@ -77,11 +77,6 @@ class FatalRequests:
         """Take in that a server answered the request well."""
         self.struck.pop(body_hash, None)
 
-    def check_integrity(self) -> None:
-        assert len(self.struck) <= _MOST
-        assert 0 not in self.struck
-        assert all(strikes > 0 for strikes, _ in self.struck.values())
-
 
 # -- kept state ----------------------------------------------------------------------------------------------
 
@@ -114,6 +109,3 @@ class KeptState:
             return None
         # Any other server can only answer 404. So a server that fails is asked too, if it answers at all.
         return None if fleet.failures.proved_to_hang(state) else state
-
-    def check_integrity(self) -> None:
-        assert len(self._holders) <= _MOST_STATES

@@ -128,9 +128,3 @@ class Unserved:
     def _decide(self, waiting: UnservedRequest, fate: Pick | PickError, *, now: float) -> None:
         if self.leave(waiting):
             waiting.decided(fate, now)
-
-    def check_integrity(self) -> None:
-        waiting = [each for requests in self._models.values() for each in requests.values()]
-        assert all(self._models.values())
-        assert self._bytes == sum(each.size_bytes for each in waiting)
-        self._ends.check_integrity(waiting)

@@ -12,6 +12,7 @@ from epp.base.types import Address, ApiKind, Endpoint, EndpointName, InferenceRe
 from epp.config.policy import DEFAULT_POLICY, Table
 from epp.picker.decision import Question
 from epp.picker.picker import Picker
+from tests.invariants.picker import check_picker
 
 MOST_ENTRIES = 2_000
 SMALL = msgspec.structs.replace(
@@ -34,7 +35,7 @@ def one_pick(picker: Picker, *, now: float) -> None:
         pick = picker.pick(Question(request_id="r", inference=inference), now=now)
         picker.end(pick, outcome="ended", now=now)
     picker.housekeep(now=now)
-    picker.check_integrity()
+    check_picker(picker)
 
 
 class BeforePicker:

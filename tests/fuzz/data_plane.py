@@ -33,6 +33,7 @@ from tests.harness.http2_frames import (
     window_update,
 )
 from tests.harness.pipe import Pipe
+from tests.invariants.fleet import check_failures
 from tests.unit.protocol.calls_bench import NotingCaller
 
 HINT = b"x-gateway-destination-endpoint-subset"
@@ -287,7 +288,7 @@ class AccessLogMessages(OfBytes):
             "access_log_too_large",
             "cut_by_unknown_server",
         }
-        self._picker.fleet.failures.check_integrity()
+        check_failures(self._picker.fleet.failures)
         one_pick(self._picker, now=next(self._now))
 
 

@@ -30,6 +30,7 @@ from tests.harness.gateway import config_in, running_front
 from tests.harness.http_model_server import quick
 from tests.harness.panic import Panic
 from tests.harness.processes import wait_until
+from tests.invariants.picker import check_picker
 from tests.unit.sources.kvevents.a_language import write_language
 from tests.unit.sources.kvevents.routed import NoLanguage
 
@@ -175,7 +176,7 @@ async def test_an_unexpected_error_turns_exact_mode_off_and_is_logged(
                 )
             )
         ).keys() == {A}
-        parts.picker.check_integrity()
+        check_picker(parts.picker)
 
 
 async def test_exact_mode_that_cannot_start_shows_why(publisher: Publisher) -> None:
@@ -200,7 +201,7 @@ async def test_exact_mode_that_failed_starts_again_knowing_nothing(publisher: Pu
         await wait_until(follows_again, what="exact mode follows the server again")
         parts.pick("held for the thread " * 20)
         await wait_until(lambda: not parts.queue.held_bytes, what="the prompts are looked at again")
-        parts.picker.check_integrity()
+        check_picker(parts.picker)
 
 
 async def test_exact_mode_is_off_only_for_a_server_that_cannot_be_listened_to(publisher: Publisher) -> None:

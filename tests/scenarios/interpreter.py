@@ -21,7 +21,8 @@ from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Policy
 from epp.picker.decision import Candidate, Question
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
-from epp.picker.prefix_index.integrity import check_integrity
+from tests.invariants.fleet import check_fleet
+from tests.invariants.table import check_table
 
 _BYTES_PER_TOKEN = 4
 
@@ -54,8 +55,8 @@ class World:
         options = dict(word.split("=", 1) for word in rest if "=" in word)
         output = list(getattr(self, f"do_{command}")(names, options))
         self.picker.housekeep(now=self.now)
-        self.picker.fleet.check_integrity()
-        check_integrity(self.picker.caches.table)
+        check_fleet(self.picker.fleet)
+        check_table(self.picker.caches.table)
         return output
 
     # -- the world -------------------------------------------------------------------------------------------

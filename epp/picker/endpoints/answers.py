@@ -193,10 +193,6 @@ class Answers:
             and self._begun - wait.begun_before >= _OVERDUE
         ]
 
-    def check_integrity(self) -> None:
-        assert len(self.served) <= MOST_KEPT
-        assert all(0 < account.noes <= MOST_ENDS for _, _, _, account, _ in self._noes)
-
 
 def counts_answers(page: EndpointMetrics | None) -> bool:
     """Return whether the server counts the tokens of an answer while it generates them."""

@@ -150,9 +150,3 @@ class Backlog:
             if later is booking:
                 return
             later.ahead_tokens -= booking.tokens
-
-    def check_integrity(self) -> None:
-        assert self.tokens == sum(b.tokens for b in self.bookings)
-        assert 0 <= self.drained_tokens <= self.tokens
-        assert all(b.tokens >= 0 for b in self.bookings)
-        assert self.unbegun >= 0

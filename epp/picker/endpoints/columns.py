@@ -7,7 +7,7 @@ state changes, it notes its slot in `changed`, and the next reader copies the ro
 value is NaN here and None in the state.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, cast
 
@@ -205,25 +205,6 @@ class Columns:
             return True
         self._oldest_scrape = float(self._scraped_at.min(initial=np.inf))
         return now - self._oldest_scrape <= stale_after_s
-
-    def check_integrity(self) -> None:
-        self.follow()
-        holders: Mapping[str, set[int]] = {a: set() for a in self._holders}
-        for slot, state in enumerate(self._states):
-            assert state.slot == slot
-            assert state.changed is self.changed
-            row = [column[slot] for column in self._rows]
-            self._copy(slot)
-            assert row == [column[slot] for column in self._rows], "each change was noted"
-            assert self._rate[slot] == state.tokens_per_s
-            assert self._failing.get(slot, 0) == state.failures
-            assert self._pages[slot] is state.metrics
-            assert (slot in self.asleep) == (state.metrics is not None and state.metrics.asleep)
-            assert np.isnan(self._waiting[slot]) or self._most[0] >= self._waiting[slot]
-            assert self._loaded[slot] == state.loaded_adapters
-            for adapter in self._loaded[slot]:
-                holders[adapter].add(slot)
-        assert self._holders == holders
 
 
 def _with(load: Floats, added: Floats, *, more: float = 0.0) -> Floats:

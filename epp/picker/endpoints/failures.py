@@ -389,13 +389,6 @@ class FailingServers:
         """
         return [key for key, mark in self.marks.items() if key[1] and mark.out]
 
-    def check_integrity(self) -> None:
-        assert len(self.marks) <= MOST_KEPT
-        assert all(0.0 <= mark.share <= 1.0 for mark in self.marks.values())
-        assert all((mark.state, mark.about) == key for key, mark in self.marks.items())
-        assert all(list(mark.ends) == sorted(mark.ends) for mark in self.marks.values())
-        assert all(len(mark.ends) <= MOST_ENDS for mark in self.marks.values())
-
 
 def is_fault(status: int) -> bool:
     """Return whether an answer of this status shows a sick server. Other errors are the client's. vLLM

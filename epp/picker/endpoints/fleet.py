@@ -62,9 +62,6 @@ class Unreported:
         picks, at = known
         return picks * exp(min(0.0, at - now))
 
-    def check_integrity(self) -> None:
-        assert all(picks >= 0 for picks, _ in self.of_models.values())
-
 
 class Fleet:
     """The states of all endpoints, by name, and in the order of their slots. The source checks that names and
@@ -293,19 +290,3 @@ class Fleet:
         """Return all endpoints that may be picked, whatever models they serve."""
         everyone = self._columns.roster.everyone
         return {self._in_slots[slot] for slot in self.healthy(everyone)}
-
-    def check_integrity(self) -> None:
-        assert set(self._by_address.values()) == set(self._states.values())
-        assert self._in_slots == list(self._states.values())
-        assert self._columns.roster.models == [state.model for state in self._in_slots]
-        for name, state in self._states.items():
-            assert state.endpoint.name == name
-            assert state.in_flight >= 0
-            assert state.peers_in_flight >= 0
-            assert state.failures >= 0
-            state.backlog.check_integrity()
-        self._columns.check_integrity()
-        self.served.check_integrity()
-        self.answers.check_integrity()
-        self.failures.check_integrity()
-        self.unreported.check_integrity()

@@ -65,10 +65,6 @@ class AwayModels:
             models = self._left[pool]
             self._left[pool] = {model: at for model, at in models.items() if now - at < _AWAY_S}
 
-    def check_integrity(self) -> None:
-        assert all(len(models) <= MOST_KEPT for models in self._left.values())
-        assert all([*models.values()] == sorted(models.values()) for models in self._left.values())
-
 
 class ModelServers(NamedTuple):
     """The facts about one name of a model, by the lists. The empty name stands for every model."""
@@ -258,11 +254,6 @@ class ServedModels:
         lists = [state.listed for state in self._states]
         whole = [each.names for each in lists if each is not None and each.whole]
         return frozenset().union(*whole) if whole and len(whole) == len(lists) else None
-
-    def check_integrity(self) -> None:
-        unlisted = [s for s, one in enumerate(self._states) if one.listed is None or not one.listed.whole]
-        assert self.unlisted == unlisted
-        self.away.check_integrity()
 
 
 def forget_models(by_model: dict[str, Any], present: AbstractSet[str]) -> None:

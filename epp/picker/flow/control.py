@@ -265,10 +265,6 @@ class FlowControl(Generic[T]):
             unknown_objectives=unknown_objectives,
         )
 
-    def check_integrity(self) -> None:
-        self._queues.check_integrity()
-        self._alarms.check_integrity(i for i in self._queues if min(i.expires_at, i.deadline) < inf)
-
     # -- the decision ----------------------------------------------------------------------------------------
 
     def _decide(self, forecast: Forecast, left_s: float) -> Literal["goes", "waits", "late"]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
@@ -83,13 +83,6 @@ class QueueLoad:
 
     def over(self, bound: WaitingSettings) -> bool:
         return self.requests > bound.max_requests or self.size_bytes > bound.max_bytes
-
-    def check_integrity(self, items: Iterable[QueueItem[T]]) -> None:
-        added = QueueLoad()
-        for item in items:
-            added.count(item, 1)
-        counts = (self.requests, self.size_bytes, self.tokens)
-        assert counts == (added.requests, added.size_bytes, added.tokens)
 
 
 class TenantFlow(Generic[T]):
@@ -262,18 +255,6 @@ class Queues(Generic[T]):
         too_many = self.load.over(settings.in_all)
         return max(self.bands()[-1].waiting(), key=_BY_EXCESS).items[-1] if too_many else None
 
-    def check_integrity(self) -> None:
-        self.load.check_integrity(self)
-        for priority, band in self._bands.items():
-            band.load.check_integrity(band)
-            for tenant, flow in band.flows.items():
-                flow.load.check_integrity(flow.items)
-                assert flow.tag >= 0
-                assert [h.key for h in flow.items] == sorted(h.key for h in flow.items)
-                for item in flow.items:
-                    assert (item.waits, item.priority, item.tenant) == (True, priority, tenant)
-                assert self._worst_over(flow) is None
-
 
 class _Waits(Protocol):
     """A request that has to be looked at by a certain time."""
@@ -326,8 +307,3 @@ class Alarms(Generic[W]):
         at = bisect_left(self._items, _BY_ALARM(item), key=_BY_ALARM)
         if at < len(self._items) and self._items[at] is item:
             del self._items[at]
-
-    def check_integrity(self, waiting: Iterable[W]) -> None:
-        """waiting: the requests that should have an alarm. Those that were pushed out have one too."""
-        assert self._items == sorted(self._items, key=_BY_ALARM)
-        assert {item.number for item in waiting} == {i.number for i in self._items if i.alarm_at > -inf}

@@ -4,8 +4,7 @@ Owns which chunks are assumed cached where, when they were last used, and how mu
 Capacity is in bytes of prompt text; callers convert from tokens. An entry is one (server, chunk) pair. This
 module has what requests need: they look up who holds their chain, record the chain, and renew it. Servers
 come and go, and entries leave, by `upkeep`. The servers' own reports correct the table (`reported`). Chains
-that a server has yet to compute are written by `picker.guesses`. These modules and `integrity` share the
-table's attributes.
+that a server has yet to compute are written by `picker.guesses`. These modules share the table's attributes.
 
 A run is a span of consecutive chunks that all have the same holders, so a long prompt is a few objects,
 however many chunks it has. Runs are split where chains diverge or where their holders differ. A use is one

@@ -263,13 +263,6 @@ class Demand:
             return 0, 0
         return end - first, bisect_left(self._times, end_at) - bisect_left(self._times, times[first])
 
-    def check_integrity(self) -> None:
-        assert self._times == sorted(self._times)
-        for last in self._by_prefix.values():
-            assert last.open >= 0
-            assert 0 < len(last.times) <= _MOST_REQUESTS + last.open
-            assert last.times == sorted(last.times)
-
 
 def _remove(times: list[float], at: float) -> None:
     place = bisect_left(times, at)

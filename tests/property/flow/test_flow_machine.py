@@ -17,6 +17,7 @@ from epp.base.errors import FlowRefusedError
 from epp.config.flow import Flow, WaitingSettings
 from epp.picker.flow.control import HEADROOM_S, PATIENCE, FlowControl, Forecast
 from epp.picker.flow.queues import QueueItem
+from tests.invariants.flow import check_flow
 from tests.unit.picker.flow.a_fleet import RATE, AFleet, Ask, FlowGateway
 
 MOST_FORECASTS = 4
@@ -197,7 +198,7 @@ class FlowMachine(RuleBasedStateMachine):
 
     @invariant()
     def sound(self) -> None:
-        self.flow.check_integrity()
+        check_flow(self.flow)
 
     @invariant()
     def nobody_is_lost(self) -> None:

@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import Chunks, PolicySpec, Table
-from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.reported import UNDER_WAY_S
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.upkeep import add_endpoint
@@ -21,6 +20,7 @@ from epp.picker.server_caches import ServerCaches, hash_chain
 from epp.sources.kvevents.decoding import TIERS, BlockName, Cleared, Removed, Stored
 from epp.sources.kvevents.exact import Exact
 from epp.sources.kvevents.knowledge import MappedPrompt
+from tests.invariants.table import check_table
 
 CHUNK, BLOCK = 16, 6
 """Characters, so that a chunk completes two or three blocks, and most blocks straddle a chunk's end."""
@@ -132,7 +132,7 @@ class KnowledgeMachine(RuleBasedStateMachine):
     @invariant()
     def invariants_hold(self) -> None:
         self.exact.check_integrity()
-        check_integrity(self.mirrors.table)
+        check_table(self.mirrors.table)
 
 
 TestKnowledge = pytest.mark.slow(KnowledgeMachine.TestCase)

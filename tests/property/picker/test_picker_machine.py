@@ -22,6 +22,7 @@ from epp.picker.decision import Outcome, Question
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
+from tests.invariants.picker import check_picker
 from tests.unit.picker.picker_questions import policy_of
 
 NAMES = [EndpointName(n) for n in "abcd"]
@@ -281,7 +282,7 @@ class PickerMachine(RuleBasedStateMachine):
 
     @invariant()
     def invariants_hold(self) -> None:
-        self.picker.check_integrity()
+        check_picker(self.picker)
 
     @invariant()
     def every_booking_is_where_it_should_be(self) -> None:

@@ -27,6 +27,7 @@ from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.table import Mirror, Run
 from epp.picker.scheduling.least_cost import Demand, LeastCost
+from tests.invariants.picker import check_demand, check_picker
 from tests.unit.picker.picker_questions import A, B, a_picker, ask
 
 SERVERS = {A: EndpointName("a"), B: EndpointName("b")}
@@ -179,8 +180,8 @@ class RefusalMachine(RuleBasedStateMachine):
     @invariant()
     def invariants_hold(self) -> None:
         for picker in self.pickers:
-            picker.check_integrity()
-            demand_of(picker).check_integrity()
+            check_picker(picker)
+            check_demand(demand_of(picker))
 
     @invariant()
     def nothing_that_is_proven_differs(self) -> None:

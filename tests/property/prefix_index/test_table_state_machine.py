@@ -23,7 +23,6 @@ from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import Chunks
 from epp.picker.events import GuessedEntries
 from epp.picker.guesses import GUESSED_SHARE, drop_guess, guess_chain
-from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.reported import credit
 from epp.picker.prefix_index.table import PrefixTable, end_bytes
 from epp.picker.prefix_index.upkeep import (
@@ -35,6 +34,7 @@ from epp.picker.prefix_index.upkeep import (
     resize,
 )
 from epp.picker.server_caches import hash_chain
+from tests.invariants.table import check_table
 
 SCHEDULE = Chunks(size_bytes=1, later_size_bytes=3, later_from_bytes=4)
 UNLIMITED = 10**9
@@ -290,7 +290,7 @@ class TableMachine(RuleBasedStateMachine):
         before = None
         while before != (before := self.sizes()):
             evict(self.table, budget=1)
-            check_integrity(self.table)
+            check_table(self.table)
         self.model.evict()
         self.settled()
 
@@ -342,7 +342,7 @@ class TableMachine(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "table"))
     @invariant()
     def holds_what_the_model_holds(self) -> None:
-        check_integrity(self.table)
+        check_table(self.table)
         assert set(self.table.mirrors) == set(self.model.servers)
         assert self.table.entries == sum(len(s.chunks()) for s in self.model.servers.values())
         for name, server in self.model.servers.items():

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import Chunks
 from epp.picker.guesses import drop_guess, guess_chain
-from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.table import PrefixTable
 from epp.picker.prefix_index.upkeep import add_endpoint, clear_endpoint, evict
+from tests.invariants.table import check_table
 
 SCHEDULE = Chunks(size_bytes=1, later_size_bytes=2, later_from_bytes=3)
 NAMES = [EndpointName("a"), EndpointName("b")]
@@ -48,4 +48,4 @@ def test_no_sequence_of_forged_chains_breaks_the_table(
             assert all(table.mirrors[n].used_bytes <= capacity_bytes for n in NAMES)
         elif step == "clear":
             clear_endpoint(table, name)
-        check_integrity(table)
+        check_table(table)

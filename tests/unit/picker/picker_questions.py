@@ -9,7 +9,8 @@ from epp.picker.decision import Question
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
-from epp.picker.prefix_index.integrity import check_integrity
+from tests.invariants.fleet import check_fleet
+from tests.invariants.table import check_table
 from tests.unit.picker.endpoints.fleets import state_of
 
 ADDRESSES = {name: Address(f"10.0.0.{i}", 8000) for i, name in enumerate("abcdefghi", start=1)}
@@ -72,8 +73,8 @@ def serve(picker: Picker, request: Question, *, now: float, status: int = 200) -
 
 
 def check(picker: Picker) -> None:
-    picker.fleet.check_integrity()
-    check_integrity(picker.caches.table)
+    check_fleet(picker.fleet)
+    check_table(picker.caches.table)
 
 
 def state(picker: Picker, name: str) -> EndpointState:

@@ -23,6 +23,7 @@ from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
 from epp.sources.scraping.probes import verdict_of
 from epp.sources.sharing.exchange import Exchange
+from tests.invariants.picker import check_picker
 from tests.unit.picker.picker_questions import policy_of
 
 SICK: Final = "a"
@@ -157,7 +158,7 @@ class _Run:
             when, _, step = heapq.heappop(self._events)
             step(when)
         for picker in self._pickers:
-            picker.check_integrity()
+            check_picker(picker)
 
     def left_out(self, now: float) -> list[str]:
         return [state.endpoint.name for picker in self._pickers for state in picker.news.left_out(now=now)]

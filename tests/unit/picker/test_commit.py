@@ -17,6 +17,7 @@ from epp.base.types import (
 from epp.config.policy import PolicySpec, Sampling, Table
 from epp.picker.decision import Outcome, Question
 from epp.request.response import ResponseFeedback
+from tests.invariants.picker import check_picker
 from tests.unit.picker.picker_questions import (
     A,
     a_picker,
@@ -246,6 +247,6 @@ def test_the_guess_of_a_stream_that_was_let_go_ends_with_its_server(fate: str) -
     else:
         after = EndpointMetrics(scraped_at=700.0, prompt_tokens=0.0) if fate == "restarted" else None
         picker.news.observe(EndpointName("a"), after, now=700.0)
-    picker.check_integrity()
+    check_picker(picker)
     assert not picker.caches.table.match(pick.chain)
     assert not pick.guess.open

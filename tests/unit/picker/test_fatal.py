@@ -6,6 +6,7 @@ from epp.base.errors import FatalRequestError
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.prefill_rate import ModelRate, PrefillRate
 from epp.picker.remembered import FatalRequests
+from tests.invariants.picker import check_fatal
 from tests.unit.picker.picker_questions import endpoints
 
 BODY = 77
@@ -18,7 +19,7 @@ def server(*, in_flight: int = 1) -> EndpointState:
 
 
 def fate(requests: FatalRequests, body: int = BODY, *, now: float) -> str:
-    requests.check_integrity()
+    check_fatal(requests)
     try:
         return "once" if requests.suspects(body, now=now) else "free"
     except FatalRequestError:

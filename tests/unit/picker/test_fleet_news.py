@@ -11,6 +11,7 @@ from epp.config.policy import FailureSettings, PolicySpec
 from epp.picker.events import Cut, Pick, PickerEvent
 from epp.picker.gate import NO_CLAIM, Gate
 from epp.picker.picker import Picker
+from tests.invariants.flow import check_gate
 from tests.unit.picker.picker_questions import A, a_picker, ask, endpoints, serve, state, text
 from tests.unit.picker.sick_servers import SICK, Traffic, begins
 
@@ -76,7 +77,7 @@ def test_queues_of_models_that_no_server_has_any_more_are_forgotten() -> None:
         )
         assert isinstance(pick, Pick)
         picker.end(pick, outcome="ended", now=float(n))
-    gate.check_integrity()
+    check_gate(gate)
     assert len(gate.status(now=1000.0)) < 300
 
 

@@ -12,6 +12,7 @@ from epp.picker import remembered
 from epp.picker.decision import Question
 from epp.picker.endpoints.marks import Form, Verdict
 from epp.picker.picker import Picker
+from tests.invariants.picker import check_kept_state
 from tests.unit.picker.picker_questions import a_picker, ask, endpoints, policy_of, serve, state, text
 
 
@@ -24,7 +25,7 @@ def make(picker: Picker, name: str, *, now: float) -> EndpointName:
     pick = serve(picker, replace(ask(text(name), kind=ApiKind.RESPONSES), makes_state=True), now=now)
     assert pick.sampled, "its answer has to be read"
     picker.on_made(pick, name, now=now)
-    picker.kept_state.check_integrity()
+    check_kept_state(picker.kept_state)
     return pick.decision.chosen
 
 
@@ -136,7 +137,7 @@ def test_ids_are_forgotten_after_a_day_and_when_there_are_too_many(monkeypatch: 
     monkeypatch.setattr(remembered, "_MOST_STATES", 100)
     picker = a_picker()
     made = {f"resp_{n}": make(picker, f"resp_{n}", now=1.0) for n in range(101)}
-    picker.kept_state.check_integrity()
+    check_kept_state(picker.kept_state)
     reasons = picks(picker, {name: made[name] for name in ("resp_0", "resp_1")}, now=2.0)
     assert [reason for reason, _ in reasons.values()] == ["no_state", "state"]
     assert picks(picker, made, now=90_000.0)["resp_1"][0] == "no_state"

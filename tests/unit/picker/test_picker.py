@@ -35,6 +35,7 @@ from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
 from epp.serve.envoy.files import render_endpoints
 from epp.sources.scraping.metrics_page import parse_page
+from tests.invariants.picker import check_picker
 from tests.unit.picker.picker_questions import (
     ADDRESSES,
     ELSEWHERE,
@@ -168,7 +169,7 @@ def test_a_clock_that_jumps_leaves_no_server_out_and_no_work_behind(jump_s: floa
             pick = begun.pop(0)
             picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
             picker.end(pick, outcome="ended", now=now)
-        picker.check_integrity()
+        check_picker(picker)
         assert not picker.news.left_out(now=now)
     assert min(pick.decision.matched_tokens for pick in begun) > 1900
     assert sum(undone(picker, name, now=now) for name in "ab") < 100

@@ -20,6 +20,7 @@ from epp.picker.decision import Question
 from epp.picker.picker import Picker
 from epp.picker.scheduling.candidates import ShownCandidates
 from epp.request.response import ResponseFeedback
+from tests.invariants.picker import check_dry_run
 from tests.unit.picker.picker_questions import (
     A,
     a_picker,
@@ -142,7 +143,7 @@ def numbered_request(n: int) -> Question:
 def chosen(picker: Picker, *, picks: int = 60) -> list[str]:
     made = [picker.pick(numbered_request(n), now=n * 0.01) for n in range(picks)]
     if picker.dry_run is not None:
-        picker.dry_run.check_integrity()
+        check_dry_run(picker.dry_run)
     return [pick.decision.chosen for pick in made]
 
 
@@ -218,7 +219,7 @@ def test_the_change_of_a_dry_run_is_predicted() -> None:
     assert would.more_s == pytest.approx((2 * prompt - would.more_cached_tokens - prompt) / rate, abs=1e-3)
     assert (tried.prompt_tokens, tried.cached_tokens) == (2 * prompt, 0)
     assert (tried.more_cached_tokens, tried.refused) == (would.more_cached_tokens, 0)
-    tried.check_integrity()
+    check_dry_run(tried)
 
 
 def test_without_a_dry_run_the_decision_says_nothing() -> None:

@@ -18,6 +18,7 @@ from epp.config.policy import PolicySpec
 from epp.picker.decision import Question
 from epp.picker.events import Pick, PickerEvent, PrefillBegan, PrefillEnded
 from epp.picker.picker import Picker
+from tests.invariants.picker import check_picker
 from tests.unit.picker.picker_questions import (
     ADDRESSES,
     A,
@@ -100,7 +101,7 @@ def test_prompt_is_booked_only_at_the_prefill_endpoint_and_held_by_both() -> Non
     picker.end(pick, outcome="ended", now=5.0)
     assert in_flight(picker) == {}
     assert held_bytes(picker, helper.name) > 0
-    picker.check_integrity()
+    check_picker(picker)
 
 
 def test_the_prefill_endpoint_that_holds_the_beginning_is_asked_again() -> None:
@@ -125,7 +126,7 @@ def test_an_error_leaves_nothing_behind_at_either_endpoint(status: int) -> None:
     picker.end(pick, outcome="ended", now=2.0)
     assert in_flight(picker) == {}
     assert picker.caches.table.entries == 0
-    picker.check_integrity()
+    check_picker(picker)
 
 
 @pytest.mark.parametrize("outcome", ["aborted", "failed"])

@@ -14,6 +14,7 @@ from epp.picker.decision import Question
 from epp.picker.events import Pick
 from epp.picker.gate import FlowClaim, Gate
 from epp.picker.unserved import UnservedRequest
+from tests.invariants.flow import check_gate
 from tests.unit.picker.picker_questions import a_picker, ask, endpoints, policy_of, text
 
 
@@ -42,7 +43,7 @@ class Empty:
         self.gate.pump(now=now)
         while self.gate.due_at <= now:
             self.gate.pump(now=now)
-        self.gate.check_integrity()
+        check_gate(self.gate)
 
     def come(self, names: str, *, now: float) -> None:
         self.picker.news.set_endpoints(endpoints(names, model="m"), now=now)
@@ -150,7 +151,7 @@ def test_nothing_is_due_when_all_clients_have_left() -> None:
         assert pool.gate.due_at == due_at
     for each in held:
         pool.gate.leave(each)
-    pool.gate.check_integrity()
+    check_gate(pool.gate)
     assert (pool.gate.waiting, pool.gate.due_at) == (0, inf)
 
 

@@ -9,6 +9,7 @@ from epp.picker.gate import Gate
 from epp.protocol.http_events import Action, Modes
 from epp.protocol.settings import StreamContext, StreamSettings
 from epp.protocol.stream import HttpStream
+from tests.invariants.flow import check_gate
 from tests.unit.protocol.stream_bench import BODY, BUFFERED, Bench, head, request_body
 
 END = request_body(BODY, end_of_stream=True)
@@ -62,4 +63,4 @@ class Held:
     def free(self) -> None:
         """Let the gate look long afterwards, when all servers are idle."""
         self.gate.pump(now=10_000.0)
-        self.gate.check_integrity()
+        check_gate(self.gate)

@@ -4,6 +4,7 @@ from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.picker.endpoints.backlog import Backlog, Booking
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.prefill_rate import ModelRate, PrefillRate
+from tests.invariants.fleet import check_backlog
 
 RATE = 100.0
 
@@ -15,7 +16,7 @@ def booked(backlog: Backlog, tokens: int, *, now: float) -> Booking:
 
 
 def undone_at(backlog: Backlog, *, now: float) -> float:
-    backlog.check_integrity()
+    check_backlog(backlog)
     return backlog.undone_tokens(now=now, rate=RATE)
 
 

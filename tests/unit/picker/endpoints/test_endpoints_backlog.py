@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from epp.picker.endpoints.backlog import Backlog, Booking
+from tests.invariants.fleet import check_backlog
 from tests.unit.picker.endpoints.bookings import RATE
 
 
@@ -101,7 +102,7 @@ class AgainstNaiveModel(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        self.backlog.check_integrity()
+        check_backlog(self.backlog)
         expected = self.total() - self.drained
         assert self.backlog.undone_tokens(now=self.now, rate=RATE) == pytest.approx(expected, abs=1e-6)
         assert sum(b.tokens for b, _ in self.pairs) == self.total()

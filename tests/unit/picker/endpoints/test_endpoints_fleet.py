@@ -17,8 +17,10 @@ from epp.picker.endpoints.backlog import Booking
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from epp.picker.picker import Picker
-from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.scheduling.snapshot import MOST_KEPT
+from tests.invariants.fleet import check_fleet
+from tests.invariants.picker import check_picker
+from tests.invariants.table import check_table
 from tests.unit.picker.endpoints.fleets import SPEC, a_fleet, fail_scrapes, state_of
 from tests.unit.picker.endpoints.lettered import endpoint
 from tests.unit.picker.picker_questions import policy_of
@@ -40,7 +42,7 @@ def test_an_endpoint_that_serves_another_model_is_another_server() -> None:
     change = fleet.set_endpoints([endpoint("a", model="other"), endpoint("b", model="other")], now=1.0)
     assert change.restarted == [state]
     assert state.process == before + 1
-    fleet.check_integrity()
+    check_fleet(fleet)
 
 
 LISTS = st.lists(
@@ -76,7 +78,7 @@ def test_the_fleet_is_always_exactly_the_last_list(lists: list[list[tuple[str, i
         for state in fleet.states():
             assert fleet.at(state.endpoint.address) is state
             state.book(Booking(tokens=5, booked_at=0.0), now=0.0)
-        fleet.check_integrity()
+        check_fleet(fleet)
 
 
 def names_serving(fleet: Fleet, model: str) -> list[str]:
@@ -216,7 +218,7 @@ def test_after_any_events_the_columns_agree_with_the_states(events: list[tuple[s
         elif event == "leave" and len(fleet) > 1:
             fleet.set_endpoints([s.endpoint for s in fleet.states() if s is not state], now=now)
         assert state.loads[0] >= state.in_flight == len(held[state])
-        fleet.check_integrity()
+        check_fleet(fleet)
 
 
 A = EndpointName("a:8000")
@@ -249,7 +251,7 @@ def leave_and_return(of: Endpoint, *, as_: Endpoint, away_s: float = 5.0) -> tup
     picker.news.set_endpoints([], now=0.0)
     picker.housekeep(now=away_s)
     picker.news.set_endpoints([as_], now=away_s)
-    picker.check_integrity()
+    check_picker(picker)
     return picker, entries
 
 
@@ -292,7 +294,7 @@ def test_endpoint_that_left_is_forgotten_if_policy_cuts_chunks_differently() -> 
     picker.set_policy(policy_of(spec), now=1.0)
     picker.news.set_endpoints([process_of_a()], now=2.0)
     assert picker.caches.table.mirrors[A].entries == 0
-    check_integrity(picker.caches.table)
+    check_table(picker.caches.table)
 
 
 def test_no_more_endpoints_than_a_bound_are_remembered() -> None:

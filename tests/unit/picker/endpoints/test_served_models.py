@@ -11,6 +11,7 @@ from epp.base.types import Endpoint, EndpointMetrics, EndpointName, ModelCard, M
 from epp.config.policy import PolicySpec
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
+from tests.invariants.fleet import check_fleet
 from tests.unit.picker.endpoints.fleets import state_of
 from tests.unit.picker.endpoints.lettered import endpoint
 
@@ -40,7 +41,7 @@ def pools_of(**pools: str) -> Fleet:
 
 def take(fleet: Fleet, **lists: ModelList | None) -> Sequence[str]:
     restarted = fleet.take_lists({EndpointName(name): listed for name, listed in lists.items()}, now=1.0)
-    fleet.check_integrity()
+    check_fleet(fleet)
     return restarted
 
 
@@ -137,7 +138,7 @@ def test_a_server_that_sleeps_gets_no_requests_until_it_wakes() -> None:
         picked_from(fleet, "m", "ab")
     observe(fleet, "a")
     assert picked_from(fleet, "m", "ab") == "a"
-    fleet.check_integrity()
+    check_fleet(fleet)
 
 
 def test_a_long_prompt_goes_to_a_server_that_lists_the_length() -> None:
@@ -182,7 +183,7 @@ def test_a_new_server_gets_no_model_of_others_until_it_lists_it() -> None:
 def with_endpoints(fleet: Fleet, *, existing: str, now: float, **pools: str) -> None:
     endpoints = [endpoint(name, pool=pool) for pool, names in pools.items() for name in names]
     fleet.set_endpoints(endpoints, now=now, pools=frozenset(existing))
-    fleet.check_integrity()
+    check_fleet(fleet)
 
 
 def test_a_model_whose_pool_has_no_server_now_is_not_ready() -> None:

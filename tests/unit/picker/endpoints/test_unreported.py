@@ -3,6 +3,7 @@
 import pytest
 
 from epp.picker.endpoints.fleet import Unreported
+from tests.invariants.fleet import check_unreported
 
 
 def test_the_estimate_is_the_rate_of_the_others_times_the_age_of_the_news() -> None:
@@ -14,7 +15,7 @@ def test_the_estimate_is_the_rate_of_the_others_times_the_age_of_the_news() -> N
         "without news the other pickers are assumed to send less"
     )
     assert unreported.picks("m", now=60.0) == pytest.approx(0.0)
-    unreported.check_integrity()
+    check_unreported(unreported)
 
 
 def test_old_news_after_an_interruption_and_clocks_that_differ_do_no_harm() -> None:
@@ -22,7 +23,7 @@ def test_old_news_after_an_interruption_and_clocks_that_differ_do_no_harm() -> N
     unreported.reported("m", age_s=3600.0, now=1.0)
     unreported.reported("m", age_s=-5.0, now=0.5)
     assert unreported.picks("m", now=1.0) <= 1.0
-    unreported.check_integrity()
+    check_unreported(unreported)
 
 
 def test_unreported_requests_are_estimated_for_each_model_apart() -> None:

@@ -18,6 +18,7 @@ from epp.picker.picker import Picker
 from epp.picker.unserved import UnservedRequest
 from epp.protocol.asking import read_head, request_names
 from epp.protocol.header_names import TTFT_MS
+from tests.invariants.flow import check_gate
 from tests.unit.picker.picker_questions import a_picker, ask, endpoints, text
 from tests.unit.protocol.stream_bench import Bench
 
@@ -60,7 +61,7 @@ class WaitingRequests:
         """Call flow control as often as it asks for."""
         while self.gate.due_at <= 1.0:
             self.gate.pump(now=1.0)
-            self.gate.check_integrity()
+            check_gate(self.gate)
             self.pumps += 1
 
 

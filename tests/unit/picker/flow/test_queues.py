@@ -11,6 +11,7 @@ import pytest
 from epp.config.flow import Flow, WaitingSettings
 from epp.picker.flow.queues import OTHERS, Alarms, QueueItem
 from tests.harness.steps import steps
+from tests.invariants.flow import check_alarms, check_flow
 from tests.unit.picker.flow.a_fleet import SECOND, Ask, an_item, gateway, reasons
 
 
@@ -66,7 +67,7 @@ def test_tenants_beyond_the_limit_share_one_queue() -> None:
         gate.offer(SECOND, tenant=name, now=0.0)
     waiting = [gate.offer(SECOND, tenant=name, now=0.0).tenant for name in ("a", "c", "e", "\0x")]
     assert waiting == ["a", OTHERS, OTHERS, OTHERS]
-    gate.flow.check_integrity()
+    check_flow(gate.flow)
 
 
 def test_tenants_that_need_not_wait_are_bounded() -> None:
@@ -131,7 +132,7 @@ def test_no_request_is_shed_for_a_new_one_that_is_refused_in_the_end() -> None:
     gate.pump(now=0.0)
     assert [item for item, _ in gate.refused] == [large]
     assert len(gate.flow) == 2
-    gate.flow.check_integrity()
+    check_flow(gate.flow)
 
 
 def test_a_smaller_bound_sheds_the_requests_beyond_it() -> None:
@@ -211,5 +212,5 @@ def test_the_alarms_of_requests_that_left_are_removed() -> None:
     assert alarms.due_at == 1000.0
     while waiting:
         alarms.forget(waiting.pop(0))
-        alarms.check_integrity(waiting)
+        check_alarms(alarms, waiting)
     assert alarms.due_at == inf

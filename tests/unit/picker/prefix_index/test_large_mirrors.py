@@ -9,7 +9,6 @@ import pytest
 from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import Chunks
 from epp.picker.guesses import drop_guess, guess_chain
-from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.reported import credit
 from epp.picker.prefix_index.table import PrefixTable
 from epp.picker.prefix_index.upkeep import (
@@ -21,6 +20,7 @@ from epp.picker.prefix_index.upkeep import (
     resize,
 )
 from epp.picker.server_caches import hash_chain
+from tests.invariants.table import check_table
 
 SCHEDULE = Chunks(size_bytes=1, later_size_bytes=1, later_from_bytes=0)
 A, B = EndpointName("a"), EndpointName("b")
@@ -47,7 +47,7 @@ def test_a_cleared_server_holds_nothing_at_once_and_others_keep_theirs(table: Pr
     clear_endpoint(table, A)
     assert table.match(numbered_chain(1)) == {B: 1}
     assert table.holders(numbered_chain(2)) == []
-    check_integrity(table)
+    check_table(table)
 
 
 def test_entries_are_removed_in_bounded_steps_before_new_ones_come(table: PrefixTable) -> None:
@@ -66,17 +66,17 @@ def test_entries_are_removed_in_bounded_steps_before_new_ones_come(table: Prefix
     assert table.match(numbered_chain(5)) == {A: 1}
     assert table.mirrors[A].evicted == 0
     assert table.mirrors[A].used_bytes == 1
-    check_integrity(table)
+    check_table(table)
 
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_server_over_its_capacity_can_be_cleared_or_dropped(table: PrefixTable, *, leaves: bool) -> None:
     resize(table, A, capacity_bytes=MANY // 2)
     (drop_endpoint if leaves else clear_endpoint)(table, A)
-    check_integrity(table)
+    check_table(table)
     for _ in range(4):
         evict(table)
-        check_integrity(table)
+        check_table(table)
     assert table.entries == 1, "the entry of B stays"
 
 
@@ -102,13 +102,13 @@ def test_the_table_stays_consistent_whatever_happens_during_a_removal(
         assert A not in table.match(numbered_chain(n + 100)) or table.mirrors[A].entries < 200
         if n % 10 == 5:
             evict(table)
-            check_integrity(table)
+            check_table(table)
         if n == 15:
             clear_endpoint(table, A)
             drop_endpoint(table, B)
             add_endpoint(table, B, capacity_bytes=100)
     evict(table)
-    check_integrity(table)
+    check_table(table)
     assert table.entries == table.mirrors[A].entries + table.mirrors[B].entries
     assert table.mirrors[A].entries <= 50 or not leaves
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import pytest
 
 from epp.base.types import EndpointName
-from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.reported import (
     UNDER_WAY_S,
     KvReport,
@@ -14,13 +13,14 @@ from epp.picker.prefix_index.reported import (
     correct,
 )
 from epp.picker.prefix_index.table import PrefixTable
+from tests.invariants.table import check_table
 from tests.unit.picker.prefix_index.tables import A, B, chain, new_table
 
 
 def report(table: PrefixTable, *reports: KvReport) -> dict[str, int]:
     counts = {"credited": 0, "forgotten": 0}
     correct(table, reports, counts)
-    check_integrity(table)
+    check_table(table)
     return counts
 
 

@@ -3,9 +3,9 @@
 from array import array
 
 from epp.config.policy import Chunks
-from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.table import Run, chunks_in, end_bytes
 from epp.picker.prefix_index.upkeep import evict, resize
+from tests.invariants.table import check_table
 from tests.unit.picker.prefix_index.tables import A, B, chain, new_table
 
 
@@ -25,7 +25,7 @@ class TestRecord:
             table.record(A, chain(text), now=turn)
             table.touch(A, chain(text), now=turn + 0.5)
         assert len(table.index) == 1
-        check_integrity(table)
+        check_table(table)
 
     def test_split_runs_are_joined_when_the_prompt_is_used_again(self) -> None:
         table = new_table(A, B)
@@ -38,7 +38,7 @@ class TestRecord:
         table.record(A, chain("abcdefghij"), now=3)
         assert len(table.index) == 1
         assert table.match(chain("abcdefghij")) == {A: 10}
-        check_integrity(table)
+        check_table(table)
 
 
 def test_a_long_chain_of_runs_can_be_dropped_at_once() -> None:
@@ -56,4 +56,4 @@ class TestEviction:
         for left in (45, 30, 15, 0):
             evict(table, budget=5)
             assert table.entries == left
-        check_integrity(table)
+        check_table(table)

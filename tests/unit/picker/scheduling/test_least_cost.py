@@ -11,6 +11,7 @@ from epp.base.types import EndpointName
 from epp.picker.scheduling.least_cost import Demand, LeastCost, cost_parts_s
 from epp.picker.scheduling.schedule import MOST
 from epp.picker.scheduling.snapshot import SentPick
+from tests.invariants.picker import check_demand
 from tests.unit.picker.scheduling.orders import SPEC, order, rule_of
 from tests.unit.picker.scheduling.snapshots import SeenEndpoint, weighed
 
@@ -214,7 +215,7 @@ def test_only_last_prefixes_and_requests_that_were_served_are_remembered() -> No
         serve(prefix, now=50.0)
     serve(1, now=60.0)
     serve(5000, now=60.0)
-    demand.check_integrity()
+    check_demand(demand)
     assert came(demand, 2, now=60.0) is None, "used least recently"
     assert came(demand, 1, now=60.0, most_s=1.0) == (1, 2)
     assert came(demand, 3, now=60.0) is not None
@@ -231,7 +232,7 @@ def test_requests_that_no_server_computed_leave_no_trace_in_the_demand() -> None
     assert came(asked, 1, now=5040.0, most_s=5039.0) == (32, 5031)
     for n in range(5000):
         asked.refused(n, at=40.0 + n)
-    asked.check_integrity()
+    check_demand(asked)
     for most_s in (5041.0, 5019.0):
         figures = [came(each, 1, now=5040.0, most_s=most_s) for each in (asked, never)]
         assert figures[0] == figures[1] != (0, 0)

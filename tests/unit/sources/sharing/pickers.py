@@ -8,9 +8,10 @@ from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.picker.decision import Outcome, Question
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
-from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.secret import HashSecret
 from epp.sources.sharing.exchange import PEER_TIMEOUT_S, Exchange
+from tests.invariants.fleet import check_fleet
+from tests.invariants.table import check_table
 
 TIMEOUT_S = PEER_TIMEOUT_S
 NO_SECRET = HashSecret()
@@ -78,8 +79,8 @@ class Replica:
         return sum(s.backlog.undone_tokens(now=now, rate=0.0) for s in self.picker.fleet.states())
 
     def check(self) -> None:
-        check_integrity(self.picker.caches.table)
-        self.picker.fleet.check_integrity()
+        check_table(self.picker.caches.table)
+        check_fleet(self.picker.fleet)
         self.exchange.check_integrity()
 
 

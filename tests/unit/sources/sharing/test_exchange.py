@@ -10,6 +10,7 @@ from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec
 from epp.picker.endpoints.marks import Form
 from epp.sources.sharing.batches import decode_batch
+from tests.invariants.fleet import check_unreported
 from tests.unit.picker.picker_questions import ask, policy_of, text
 from tests.unit.sources.sharing.pickers import Replica, endpoints, meet, two
 
@@ -38,7 +39,7 @@ def test_number_of_unreported_requests_is_estimated_from_the_age_of_news() -> No
     assert other.picker.fleet.unreported.picks("m", now=15.1) == pytest.approx(5.0, rel=0.1)
     assert one.picker.fleet.unreported.picks("m", now=15.1) == 0.0
     assert other.picker.fleet.unreported.picks("m", now=25.1) == pytest.approx(0.0, abs=0.01)
-    other.picker.fleet.unreported.check_integrity()
+    check_unreported(other.picker.fleet.unreported)
 
 
 def test_the_end_of_a_request_releases_its_booking_and_keeps_its_prefix() -> None:

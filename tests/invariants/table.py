@@ -1,11 +1,11 @@
-"""Asserts the invariants of the prefix table. Tests call it after each step."""
+"""The invariants of the prefix table (`epp/picker/prefix_index`)."""
 
 from itertools import pairwise
 
 from epp.picker.prefix_index.table import Mirror, PrefixTable, Run
 
 
-def check_integrity(table: PrefixTable) -> None:
+def check_table(table: PrefixTable) -> None:
     """Assert every invariant of the table, without trusting any index."""
     mirrors = [mirror for mirror in table.by_bit if mirror is not None]
     assert table.entries == sum(m.entries for m in mirrors), "entries miscounted"
