@@ -207,10 +207,6 @@ class LiveStreams:
         """Report that the data plane sent something that could not be understood."""
         self.picker.report(ProtocolFault(reason))
 
-    def check_integrity(self) -> None:
-        for stream in self.live:
-            stream.check_integrity()
-
 
 class Conversation(Handler):
     """Handles one call. The transport calls `message` for each message. At the end the transport calls

@@ -170,16 +170,6 @@ class HttpStream:
         """Bytes of the request's body that are held until its end."""
         return len(self._body) if self._body is not None else 0
 
-    def check_integrity(self) -> None:
-        body, phase, early = self._body, self.phase, self.phase in BEGUN and self.pick is None
-        assert body is None or phase is Phase.HOLDING or early
-        assert body is not None or phase is not Phase.HOLDING
-        assert self.held_bytes <= self._context.settings.max_body_bytes
-        assert self.pick is not None or phase not in (Phase.SENT, Phase.READING)
-        assert self.pick is None or phase is Phase.SENT or phase in BEGUN or phase in OVER
-        assert (self._waiting is not None) == (phase is Phase.WAITING)
-        assert self._sampled is None or phase in (Phase.ANSWERED, Phase.READING)
-
     # -- phases ----------------------------------------------------------------------------------------------
 
     @property

@@ -61,9 +61,6 @@ class EventSplitter:
         """Return the event that the stream ended in, if any: some servers leave out the last blank line."""
         return self._event(bytes(self._held).rstrip(b"\r\n"))
 
-    def check_integrity(self) -> None:
-        assert len(self._held) < self._max_event_bytes + _LONGEST_END
-
     def _event(self, text: bytes) -> list[bytes]:
         """Return the data of an event, if it has any and may be read."""
         skips, self._skips = self._skips, False
@@ -201,14 +198,6 @@ class ResponseReader:
             return 200
         dropped = self._events is not None and self._events.dropped
         return 500 if self._complete and not dropped else None
-
-    def check_integrity(self) -> None:
-        assert self._events is None or self._json is None
-        most = MAX_EVENT_BYTES if self._packed is None else _UNPACKED_BYTES
-        assert self._json is None or len(self._json) <= most
-        assert self._first_token_at is None or self._generated
-        if self._events is not None:
-            self._events.check_integrity()
 
     # Events
 

@@ -158,10 +158,6 @@ class Http2Server:
             self.fault("tls_handshake" if context is not None else "accept_failed")
             raise
 
-    def check_integrity(self) -> None:
-        for peer in self.peers:
-            peer.check_integrity()
-
     def _tick(self) -> None:
         if self._acceptor.listening:
             asyncio.get_running_loop().call_later(_TICK_S, self._tick)

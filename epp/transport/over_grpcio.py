@@ -79,9 +79,6 @@ class GrpcioTransport(grpc.GenericRpcHandler):
         if self._server is not None:
             await self._server.stop(grace_s)
 
-    def check_integrity(self) -> None:
-        """Check nothing, because gRPC keeps the state."""
-
     async def _serve(self, service: Service, _: object, context: _Context) -> None:
         """Serve one call: write its answers, while a task of its own reads its messages. This task ends with
         the call. Cancelled inside gRPC's own `read`, it would leak some 100 bytes (grpc/grpc#43360).

@@ -221,14 +221,6 @@ class Peer(asyncio.Protocol):
             self._closing_since = self.server.now()
             end_our_side(transport)
 
-    def check_integrity(self) -> None:
-        self.connection.check_integrity()
-        waiting = [*self._of_begun, *self._of_new]
-        assert self.waiting_bytes == sum(memory_bytes(event) for _, _, event in waiting)
-        assert len(waiting) >= sum(call.waiting for call in self._calls.values())
-        assert not any(call.begun for _, call, _ in self._of_new)
-        assert not self._calls or self not in self.source.idle
-
     # -- the turn --------------------------------------------------------------------------------------------
 
     def _turn(self, data: bytes, *, now: float) -> None:

@@ -172,10 +172,6 @@ class ExtProcServer:
         if self._pump is not None:
             self._pump.stop()
 
-    def check_integrity(self) -> None:
-        self.streams.check_integrity()
-        self.transport.check_integrity()
-
     def _services(self) -> Mapping[str, Service]:
         return {
             f"/{SERVICE}/Process": partial(Conversation, self.streams),

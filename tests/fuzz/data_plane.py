@@ -34,6 +34,8 @@ from tests.harness.http2_frames import (
 )
 from tests.harness.pipe import Pipe
 from tests.invariants.fleet import check_failures
+from tests.invariants.protocol import check_stream
+from tests.invariants.transport import check_connection, check_peer
 from tests.unit.protocol.calls_bench import NotingCaller
 
 HINT = b"x-gateway-destination-endpoint-subset"
@@ -98,7 +100,7 @@ class ExtProcMessages:
         except StreamProtocolError:
             self._over(now=now)
             return False
-        self._stream.check_integrity()
+        check_stream(self._stream)
         self._messages += 1
         if self._stream.phase in OVER or self._messages > 6:
             self._over(now=now)
@@ -196,7 +198,7 @@ class Connections:
     async def feed(self, data: bytes) -> bool:
         side = CallerSide().opened()
         side.feed(data)
-        side.connection.check_integrity()
+        check_connection(side.connection)
         return not side.connection.over
 
     async def check(self) -> None: ...
@@ -229,7 +231,7 @@ class Transports(Connections):
             peer.data_received(part)
             while peer.connection.pending and not peer.connection.over:
                 peer.data_received(b"")
-            peer.check_integrity()
+            check_peer(peer)
         accepted = not peer.connection.over
         if half % 8 == 0:
             peer.tick(now=self._now + 400)

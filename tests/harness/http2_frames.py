@@ -16,6 +16,7 @@ from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 from epp.transport.http2.connection import Connection
 from epp.transport.http2.frames import PREFACE, Flag, Kind, Limits, Setting, frame, settings
 from epp.transport.http2.messages import Event, HeldBytes
+from tests.invariants.transport import check_connection
 
 PATH: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 CALL: Final = (
@@ -143,14 +144,14 @@ class CallerSide:
 
     def feed(self, *wire: bytes, limit: int = 2**31) -> list[Event]:
         events = self.connection.receive(b"".join(wire), now=self.now, limit=limit)
-        self.connection.check_integrity()
+        check_connection(self.connection)
         return events
 
     def tick(self, seconds: float) -> list[Event]:
         """Move the time of the connection forward."""
         self.now += seconds
         events = self.connection.tick(now=self.now)
-        self.connection.check_integrity()
+        check_connection(self.connection)
         return events
 
     def sent(self) -> list[Frame]:

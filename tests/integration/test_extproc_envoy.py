@@ -31,6 +31,7 @@ from tests.harness.listening import WebServer
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
 from tests.harness.seen import Seen
+from tests.invariants.transport import check_server
 from tests.unit.picker.picker_questions import policy_of
 
 pytestmark = [
@@ -191,7 +192,7 @@ async def quiet_end(rig: EnvoyRig) -> AsyncIterator[None]:
     rig.seen.faults.clear()
     yield
     await rig.settled()
-    rig.server.check_integrity()
+    check_server(rig.server)
     assert rig.seen.faults == []
 
 

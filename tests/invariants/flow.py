@@ -4,14 +4,13 @@ from collections.abc import Iterable
 from math import inf
 from typing import TypeVar
 
-from epp.picker.flow import queues as flow_queues
 from epp.picker.flow.control import FlowControl
-from epp.picker.flow.queues import Alarms, QueueItem, QueueLoad, Queues
+from epp.picker.flow.queues import _BY_ALARM, Alarms, QueueItem, QueueLoad, Queues, _Waits
 from epp.picker.gate import Gate
 from epp.picker.unserved import Unserved
 
 T = TypeVar("T")
-W = TypeVar("W", bound=flow_queues._Waits)
+W = TypeVar("W", bound=_Waits)
 
 
 def check_gate(gate: Gate) -> None:
@@ -48,7 +47,7 @@ def _check_load(load: QueueLoad, items: Iterable[QueueItem[T]]) -> None:
 
 def check_alarms(alarms: Alarms[W], waiting: Iterable[W]) -> None:
     """waiting: the requests that should have an alarm. Those that were pushed out have one too."""
-    assert alarms._items == sorted(alarms._items, key=flow_queues._BY_ALARM)
+    assert alarms._items == sorted(alarms._items, key=_BY_ALARM)
     assert {item.number for item in waiting} == {i.number for i in alarms._items if i.alarm_at > -inf}
 
 

@@ -1,11 +1,10 @@
 """The invariants of the picker (`epp/picker`): its own, and those of all parts that it owns."""
 
-from epp.picker import remembered
 from epp.picker.dry_run import DryRun
 from epp.picker.fleet_news import FleetNews
 from epp.picker.guesses import Guesses
 from epp.picker.picker import Picker
-from epp.picker.remembered import FatalRequests, KeptState
+from epp.picker.remembered import _MOST, _MOST_STATES, FatalRequests, KeptState
 from epp.picker.scheduling.least_cost import _MOST_REQUESTS, Demand
 from tests.invariants.fleet import check_fleet
 from tests.invariants.table import check_table
@@ -33,11 +32,11 @@ def _check_guesses(guesses: Guesses) -> None:
 
 
 def check_kept_state(kept: KeptState) -> None:
-    assert len(kept._holders) <= remembered._MOST_STATES
+    assert len(kept._holders) <= _MOST_STATES
 
 
 def check_fatal(fatal: FatalRequests) -> None:
-    assert len(fatal.struck) <= remembered._MOST
+    assert len(fatal.struck) <= _MOST
     assert 0 not in fatal.struck
     assert all(strikes > 0 for strikes, _ in fatal.struck.values())
 

@@ -140,10 +140,6 @@ class Connection:
                 self._fail(error.code, error.reason)
         return self._taken()
 
-    def check_integrity(self) -> None:
-        self._table.check_integrity()
-        assert not (self.over and self.streams)
-
     def _taken(self) -> list[Event]:
         """Take the events out of the table, since a body must not stay in memory until the next event."""
         events = self._table.events

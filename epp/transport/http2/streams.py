@@ -383,13 +383,3 @@ class StreamTable:
         self.out.append(frames.goaway(self.last_id, code, reason))
         for stream in list(self.by_number.values()):
             self.cut(stream)
-
-    def check_integrity(self) -> None:
-        assert self.our_window <= self.limits.connection_window_bytes
-        for number, stream in self.by_number.items():
-            assert number == stream.number <= self.last_id
-            assert 0 <= stream.window <= self.limits.stream_window_bytes
-            assert stream.end is None or stream.backlog or stream in self.lingering
-        assert {*self.lingering, *self.stalled, *self._waiting} <= {*self.by_number.values()}
-        assert self.own.unsent == sum(len(stream.backlog or b"") for stream in self.by_number.values())
-        assert len(self.lately) <= _LATELY

@@ -12,6 +12,7 @@ from epp.protocol.http_events import Body, BodyRoom, Refuse
 from epp.protocol.settings import StreamSettings
 from epp.protocol.stream import HttpStream
 from tests.harness.steps import steps
+from tests.invariants.protocol import check_stream
 from tests.unit.protocol.stream_bench import (
     BODY,
     DUPLEX,
@@ -74,7 +75,7 @@ class Streams(RuleBasedStateMachine):
     @invariant()
     def the_room_holds_what_its_streams_hold(self) -> None:
         for stream in self.open:
-            stream.check_integrity()
+            check_stream(stream)
         room = self.bench.settings.room
         assert room.held_bytes == sum(stream.held_bytes for stream in self.open)
         assert room.held_bytes <= room.max_bytes

@@ -20,6 +20,7 @@ from epp.protocol.http_events import (
 from epp.protocol.settings import StreamContext, StreamSettings
 from epp.protocol.stream import HttpStream
 from tests.harness.seen import Seen
+from tests.invariants.protocol import check_stream
 from tests.unit.picker.picker_questions import a_picker, endpoints
 from tests.unit.protocol.stream_bench import (
     request_body,
@@ -136,11 +137,11 @@ def test_no_order_of_events_breaks_the_stream_or_leaves_a_booking(
         for action in actions:
             assert encode(action)
         assert sum(isinstance(a, Refuse) for a in actions) <= 1
-        stream.check_integrity()
+        check_stream(stream)
     if end == "detach" and stream.can_detach:
         stream.close(now=50.0, goes_on=True)
     stream.close(now=50.0, broken=end == "broken")
-    stream.check_integrity()
+    check_stream(stream)
     assert len(seen.picks) <= 1
     assert all(error.status in (400, 413, 429, 503) for _, error in seen.refusals)
     assert seen.over == seen.picks

@@ -11,6 +11,7 @@ from epp.transport.http2.frames import DEFAULT_WINDOW, Kind, Limits, Setting
 from epp.transport.http2.frames import settings as settings_frame
 from epp.transport.http2.messages import Event, Gone, HalfClosed, HeldBytes, Message, Opened
 from tests.harness.http2_frames import CallerSide, data, grpc, headers, messages_in, reset, window_update
+from tests.invariants.transport import check_connection
 
 LIMITS = Limits(
     max_message_bytes=5000, stream_window_bytes=4000, connection_window_bytes=70_000, backlog_bytes=1000
@@ -176,7 +177,7 @@ class Http2Machine(RuleBasedStateMachine):
 
     @invariant()
     def books_agree(self) -> None:
-        self.side.connection.check_integrity()
+        check_connection(self.side.connection)
         for call in self.known.values():
             assert call.answered.startswith(call.received)
             assert call.taken == call.expected[: len(call.taken)]
@@ -197,7 +198,7 @@ class Http2Machine(RuleBasedStateMachine):
                 assert call.received == call.answered
                 assert call.trailers == call.finished
         side.connection.close(now=side.now)
-        side.connection.check_integrity()
+        check_connection(side.connection)
         assert (side.held.now, side.held.unsent, len(side.held.messages)) == (0, 0, 0)
 
 

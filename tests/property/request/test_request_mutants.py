@@ -13,6 +13,7 @@ from epp.base.types import ApiKind, InferenceRequest
 from epp.request.parse import parse_request
 from epp.request.response import ResponseFeedback, ResponseReader
 from tests.fuzz.mutating import mutants
+from tests.invariants.protocol import check_reader
 from tests.unit.request.client_shapes import CHAT, RESPONSES, TURNS, sent
 
 BYTE_MUTANTS = 8_000
@@ -92,7 +93,7 @@ def read(kind: ApiKind, pieces: list[bytes], *, content_type: str = "text/event-
     reading = ResponseReader(kind=kind, content_type=content_type, content_encoding="")
     for piece in pieces:
         reading.feed(piece, now=1.0)
-        reading.check_integrity()
+        check_reader(reading)
     return reading.finish()
 
 

@@ -26,6 +26,7 @@ from epp.protocol.settings import StreamContext, StreamSettings
 from epp.protocol.stream import HttpStream
 from epp.request.rewriting import Rewrite, Rewrites, RewriteTarget
 from tests.harness.seen import Seen
+from tests.invariants.protocol import check_stream
 from tests.unit.picker.picker_questions import policy_of
 
 request_headers = partial(Headers, Slot.REQUEST_HEADERS)
@@ -85,7 +86,7 @@ def run(stream: HttpStream, *events: Event) -> list[Action]:
     actions: list[Action] = []
     for i, event in enumerate(events):
         actions += stream.receive(event, now=1.0 + i)
-        stream.check_integrity()
+        check_stream(stream)
     return actions
 
 

@@ -10,6 +10,7 @@ from epp.config.dialects import Dialect
 from epp.protocol.header_names import read_address, read_addresses, read_prescribed
 from epp.protocol.http_events import Answer, Headers, Modes, Slot
 from epp.protocol.settings import StreamSettings
+from tests.invariants.protocol import check_stream
 from tests.unit.protocol.stream_bench import (
     ALL,
     BODY,
@@ -134,7 +135,7 @@ def test_clean_close_after_the_pick_is_no_abort_if_only_pick_was_asked_for(bench
     stream, body = bench.stream(), request_body(LONG, end_of_stream=True)
     run(stream, BARE, body)
     stream.half_close(now=4.0)
-    stream.check_integrity()
+    check_stream(stream)
     assert bench.seen.over[0].decision.outcome == "detached"
     assert bench.in_flight() == 0, "the booking has ended, and from here on scrapes show the load"
     later = bench.stream()

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from epp.config.flow import Flow
 from epp.protocol.conversation import Conversation
 from epp.transport.http2.messages import OK
+from tests.invariants.protocol import check_streams
 from tests.unit.protocol.calls_bench import Calls, NotingCaller, answer, body, head
 
 
@@ -79,7 +80,7 @@ def test_a_drain_ends_the_calls_that_were_answered_and_keeps_the_others() -> Non
     assert (answered.ended, picked.ended, len(calls.streams.live)) == ([(OK, "")], [], 1)
     _, later = calls.ask(head(), body(), answer())
     assert (later.ended, len(calls.streams.live)) == ([(OK, "")], 1)
-    calls.streams.check_integrity()
+    check_streams(calls.streams)
 
 
 def test_a_drain_tells_whether_requests_waited() -> None:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from epp.config.flow import WaitingSettings
 from epp.protocol.http_events import Delay, Modes, Refuse, Slot, StreamProtocolError
+from tests.invariants.protocol import check_stream
 from tests.unit.protocol.stream_bench import (
     BODY,
     BUFFERED,
@@ -41,7 +42,7 @@ def test_the_pick_is_delivered_once_a_server_is_free(modes: Modes) -> None:
     assert held.later == []
     at = min(600.0, held.gate.due_at + 500.0)
     held.gate.pump(now=at)
-    stream.check_integrity()
+    check_stream(stream)
     first = [Slot.REQUEST_HEADERS] if modes.request_body.echoed else []
     assert slots(held.later) == [*first, Slot.REQUEST_BODY]
     assert echoed(held.later) == (BODY if modes.request_body.echoed else b"")
@@ -85,7 +86,7 @@ def test_a_request_that_waited_too_long_is_refused_with_the_reason(modes: Modes)
     assert refusal.status == 429
     assert dict(refusal.headers)["x-llm-d-request-dropped-reason"] == refusal.reason == "flow_ttl"
     assert int(dict(refusal.headers)["retry-after"]) >= 1
-    stream.check_integrity()
+    check_stream(stream)
     stream.close(now=7.0)
 
 
@@ -115,7 +116,7 @@ def test_a_client_that_leaves_frees_its_place(how: str) -> None:
         stream.close(now=2.0)
     else:  # the data plane answered the request itself
         stream.receive(response_headers(OK), now=2.0)
-    stream.check_integrity()
+    check_stream(stream)
     assert held.gate.waiting == 0
     held.free()
     assert held.later == []

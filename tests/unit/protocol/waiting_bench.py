@@ -10,6 +10,7 @@ from epp.protocol.http_events import Action, Modes
 from epp.protocol.settings import StreamContext, StreamSettings
 from epp.protocol.stream import HttpStream
 from tests.invariants.flow import check_gate
+from tests.invariants.protocol import check_stream
 from tests.unit.protocol.stream_bench import BODY, BUFFERED, Bench, head, request_body
 
 END = request_body(BODY, end_of_stream=True)
@@ -49,7 +50,7 @@ class Held:
         stream = self.stream()
         stream.receive(head(modes, *extra), now=1.0)
         answered = stream.receive(END, now=1.0)
-        stream.check_integrity()
+        check_stream(stream)
         assert stream.phase is Phase.WAITING
         assert self.gate.waiting == 1
         return stream, answered

@@ -9,6 +9,7 @@ import pytest
 
 from epp.base.types import ApiKind
 from epp.request.response import MAX_EVENT_BYTES, MOST_LINES, EventSplitter, ResponseFeedback, ResponseReader
+from tests.invariants.protocol import check_reader, check_splitter
 
 SSE = "text/event-stream; charset=utf-8"
 EMPTY = ResponseFeedback()
@@ -22,7 +23,7 @@ def read(pieces: list[bytes], reading: ResponseReader) -> ResponseFeedback:
     """Feed one piece at each second from 1.0 on."""
     for number, piece in enumerate(pieces, start=1):
         reading.feed(piece, now=float(number))
-        reading.check_integrity()
+        check_reader(reading)
     return reading.finish()
 
 
@@ -165,7 +166,7 @@ def test_a_stream_without_any_line_end_stays_small() -> None:
     reading = reader()
     for _ in range(40):
         reading.feed(b"y" * 65536, now=1.0)
-        reading.check_integrity()
+        check_reader(reading)
     assert reading.finish() == EMPTY
 
 
@@ -321,7 +322,7 @@ def test_impossible_counts_are_ignored(number: str) -> None:
 def test_an_event_with_too_many_empty_lines_is_skipped() -> None:
     splitter = EventSplitter(max_event_bytes=1_000)
     assert splitter.feed(b"data:\n" * 1_001 + b"\ndata: a\n\n") == [b"a"]
-    splitter.check_integrity()
+    check_splitter(splitter)
     assert splitter.feed(b"data:\n" * 166 + b"\n") == [b"\n" * 165]
 
 

@@ -14,6 +14,7 @@ from epp.transport.peer import Peer
 from tests.harness.arriving import TURNS, connect_and_stop
 from tests.harness.http2_frames import PATH, headers, hello, reset, window_update
 from tests.harness.pipe import Pipe
+from tests.invariants.transport import check_peer
 
 
 def server_of(faults: list[str], *, max_peers: int = 10) -> Http2Server:
@@ -55,7 +56,7 @@ def arrive(server: Http2Server, *addresses: str, calls: bool = False) -> list[Fr
             peer, wire = Peer(server), From(address)
             peer.connection_made(wire)
             peer.data_received(hello() + (headers(1) if calls else b""))
-            peer.check_integrity()
+            check_peer(peer)
             wires.append(wire)
     return wires
 

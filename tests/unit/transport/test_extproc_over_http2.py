@@ -18,6 +18,7 @@ from epp.transport.peer import Peer
 from epp.transport.server import ExtProcServer
 from tests.harness.http2_frames import block, data, grpc, headers, hello, messages_in, reset, split
 from tests.harness.pipe import Pipe
+from tests.invariants.transport import check_peer
 from tests.unit.protocol.stream_bench import Bench
 
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
@@ -51,7 +52,7 @@ class DataPlane:
         """Send bytes, and read what the picker has written."""
         self._peer.data_received(wire)
         await asyncio.sleep(0)
-        self._peer.check_integrity()
+        check_peer(self._peer)
         for frame in split(self._pipe.written):
             if frame.kind == Kind.DATA:
                 self.received[frame.number] += frame.payload

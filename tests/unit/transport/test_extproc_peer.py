@@ -16,6 +16,7 @@ from epp.transport.peer import Peer
 from epp.transport.turns import AddressTurns, Turns
 from tests.harness.http2_frames import PATH, data, grpc, headers, hello, reset
 from tests.harness.pipe import Pipe
+from tests.invariants.transport import check_peer
 
 
 @dataclass
@@ -88,7 +89,7 @@ async def turns(peer: Peer, server: PeerServer) -> None:
     before = -1
     while before != (before := len(server.handled)):
         await asyncio.sleep(0)
-        peer.check_integrity()
+        check_peer(peer)
 
 
 async def test_messages_of_open_calls_are_handled_before_new_calls() -> None:
@@ -178,7 +179,7 @@ async def test_1500_messages_in_one_frame_take_several_turns() -> None:
     texts = [str(n).encode() for n in range(1500)]
     peer.data_received(data(1, b"".join(grpc(text) for text in texts), ends=True))
     assert len(server.handled) < 500
-    peer.check_integrity()
+    check_peer(peer)
     await turns(peer, server)
     assert [text for _, text in server.handled[1:]] == texts
 
