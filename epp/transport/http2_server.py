@@ -38,6 +38,8 @@ pickers.
 _BACKLOG: Final = 1024
 SOCKET_MODE: Final = 0o666
 _TICK_S: Final = 0.5
+_CHECKED_AT_ONCE: Final = 64
+"""Peers whose time limits are checked in a turn of the event loop. One takes 4 us."""
 _HANDSHAKE_S: Final = 10.0
 _HANDSHAKES: Final = 256
 """The most connections that are being accepted at once. The oldest of them gives way to a newcomer."""
@@ -161,10 +163,17 @@ class Http2Server:
     def _tick(self) -> None:
         if self._acceptor.listening:
             asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+        self.held.expire(began_before=self.now() - self.limits.message_s)
+        self._check(list(self.peers))
+
+    def _check(self, peers: list[Peer]) -> None:
+        """Check the time limits of these peers, a few in each turn of the event loop."""
         now = self.now()
-        self.held.expire(began_before=now - self.limits.message_s)
-        for peer in list(self.peers):
+        for peer in peers[-_CHECKED_AT_ONCE:]:
             peer.tick(now=now)
+        del peers[-_CHECKED_AT_ONCE:]
+        if peers:
+            asyncio.get_running_loop().call_soon(self._check, peers)
 
 
 def max_peers() -> int:

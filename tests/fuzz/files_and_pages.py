@@ -11,7 +11,7 @@ from epp.base.errors import ConfigError
 from epp.config.policy import Policy, load_policy
 from epp.sources.files.endpoints_file import load_endpoints
 from epp.sources.scraping.metrics_page import MetricsError, PageReader, parse_page
-from epp.sources.scraping.model_lists import MOST_CARDS, ModelPageError, parse_model_page
+from epp.sources.scraping.model_lists import MOST_CARDS, parse_model_page
 from tests.fuzz.behind import SMALL, A, BeforePicker, OfBytes
 from tests.fuzz.trees import as_json, as_yaml
 
@@ -101,7 +101,7 @@ class ModelPages(BeforePicker):
     async def feed(self, data: bytes) -> bool:
         try:
             listed = parse_model_page(data)
-        except ModelPageError:
+        except MetricsError:
             return False
         self._picker.news.take_lists({A: listed}, now=next(self._now))
         assert len(listed.cards) <= MOST_CARDS

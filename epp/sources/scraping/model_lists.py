@@ -161,10 +161,6 @@ def soon_s(servers: int) -> float:
 # -- a server's answer ---------------------------------------------------------------------------------------
 
 
-class ModelPageError(MetricsError):
-    """The answer is not a list of models."""
-
-
 class _Card(Struct, gc=False):
     id: str
     parent: str | None = None
@@ -186,18 +182,18 @@ def parse_model_page(page: bytes | bytearray) -> ModelList:
 
     Strict about fields that routing uses (`id`, `parent`), and lenient about all others: a field of the wrong
     type is left out. A list that is too long or empty is refused, so the list of this server counts as
-    unknown. Raises ModelPageError for anything but a list of models.
+    unknown. Raises MetricsError for anything but a list of models.
     """
     try:
         cards = _DECODE.decode(page).data
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelPageError(f"the answer is not a list of models: {str(error)[:200]}") from error
+        raise MetricsError(f"the answer is not a list of models: {str(error)[:200]}") from error
     if not 0 < len(cards) <= MOST_CARDS:
-        raise ModelPageError(f"the list has {len(cards)} models; only lists of 1 to {MOST_CARDS} are read")
+        raise MetricsError(f"the list has {len(cards)} models; only lists of 1 to {MOST_CARDS} are read")
     if not all(
         0 < len(name) <= MAX_NAME_CHARS for card in cards for name in (card.id, card.parent or card.id)
     ):
-        raise ModelPageError(f"the name of a model is empty or has more than {MAX_NAME_CHARS} characters")
+        raise MetricsError(f"the name of a model is empty or has more than {MAX_NAME_CHARS} characters")
     return ModelList(tuple(_card(card) for card in cards))
 
 

@@ -31,8 +31,8 @@ _KEPT_BYTES: Final = 16 * 2**20
 """Batches that are kept for workers that connect later."""
 _TIMEOUT_S: Final = 3.0
 _WAIT_S: Final = 0.2
-_MOST_WAITING: Final = 16_384
-"""Most batches that wait for `read`. Further ones wait at the hub."""
+_MOST_WAITING: Final = 128
+"""Most batches that wait for `read`, of 400 KB at most. Further ones wait at the hub."""
 
 
 class BadFrameError(Exception):

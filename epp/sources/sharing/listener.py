@@ -57,6 +57,8 @@ class _Peer:
     heard_at: float
     number: int
     """Of its last batch."""
+    cut: bool = False
+    """Whether the rest of its last batch was not applied."""
     open: dict[int, _OpenPick] = field(default_factory=dict)
 
 
@@ -88,28 +90,23 @@ class Listener:
             peer = self._peers[batch.speaker] = _Peer(now - age_s, batch.number - 1)
         if batch.number <= peer.number:
             return  # a sender that does not know whether a batch arrived sends it again
-        missed = batch.number != peer.number + 1
-        peer.number = batch.number
+        missed = peer.cut or batch.number != peer.number + 1
+        peer.number, peer.cut = batch.number, True
         current = age_s < self._timeout_s
         # A late batch is a weak sign that its sender still lives, but the next one of a peer that is always
         # late must be in time. Old batches are read to their end.
         late_s = min(age_s, self._timeout_s - _GRACE_S) if current else 0.0
         peer.heard_at = max(peer.heard_at, now - late_s)
-        try:
-            self._counts.gaps += missed
-            while missed and self._release_some(peer, now=now):
-                yield
-            for event in batch.events:
-                if self._peers.get(batch.speaker) is not peer:
-                    return  # the peer was forgotten meanwhile
-                at = now - age_s - max(0, batch.at_ms - event.at_ms) / 1000
-                self._apply(peer, event, at=at, now=now, current=current)
-                yield
-        except (MalformedBatchError, GeneratorExit):
-            self._counts.gaps += 1  # the rest of the batch is missing
-            while self._release_some(peer, now=now):
-                pass
-            raise
+        self._counts.gaps += missed
+        while missed and self._release_some(peer, now=now):
+            yield
+        for event in batch.events:
+            if self._peers.get(batch.speaker) is not peer:
+                return  # the peer was forgotten meanwhile
+            at = now - age_s - max(0, batch.at_ms - event.at_ms) / 1000
+            self._apply(peer, event, at=at, now=now, current=current)
+            yield
+        peer.cut = False
 
     def expire(self, *, now: float) -> bool:
         """Forget silent pickers. Return whether more steps may be due."""

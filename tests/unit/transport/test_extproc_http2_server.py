@@ -1,5 +1,6 @@
 """The server of our own HTTP/2: which connections it keeps, and what a stop does to newcomers."""
 
+import asyncio
 import resource
 from collections.abc import Iterator
 
@@ -107,6 +108,19 @@ async def test_the_connection_with_most_unread_answers_is_closed() -> None:
     assert faults == ["answers_unread"]
     assert server.held.unsent < 100_000
     assert not few.closed
+
+
+async def test_the_time_limits_of_many_peers_are_checked_over_several_turns() -> None:
+    server = server_of([], max_peers=500)
+    await server.start(Listen(address="127.0.0.1:0"))
+    wires = arrive(server, *[""] * 200)
+    greeted, server.now = len(wires[0].writes), lambda: 200.0
+    checked = {0}
+    while max(checked) < len(wires):
+        await asyncio.sleep(0)
+        checked.add(sum(len(wire.writes) > greeted for wire in wires))
+    await server.stop(0.0)
+    assert len(checked) > 2
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from epp.sources.scraping.model_lists import MOST_CARDS, ModelPageError, parse_model_page
+from epp.sources.scraping.metrics_page import MetricsError
+from epp.sources.scraping.model_lists import MOST_CARDS, parse_model_page
 
 
 def list_page(*cards: object) -> bytes:
@@ -37,6 +38,6 @@ def test_fields_of_other_types_are_left_out() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_list_of_models_is_refused(broken: bytes) -> None:
-    with pytest.raises(ModelPageError) as raised:
+    with pytest.raises(MetricsError) as raised:
         parse_model_page(broken)
     assert len(str(raised.value)) < 300
