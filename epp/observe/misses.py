@@ -201,10 +201,6 @@ class Seen:
         self.one_in *= 2
         self._sent = {chunk: self._sent[chunk] for chunk in self.sampled([*self._sent])}
 
-    def check_integrity(self) -> None:
-        assert len(self._sent) <= _MOST_SEEN
-        assert len(self.sampled([*self._sent])) == len(self._sent)
-
 
 class Misses:
     def __init__(self, picker: Picker) -> None:
@@ -242,11 +238,6 @@ class Misses:
             self._waiting_steps -= _steps(request)
             self._look_at(proved, request)
         return bool(self._waiting)
-
-    def check_integrity(self) -> None:
-        self.seen.check_integrity()
-        waiting = sum(_steps(request) for _, request in self._waiting)
-        assert waiting == self._waiting_steps <= _MOST_WAITING_STEPS
 
     # -- one request -----------------------------------------------------------------------------------------
 

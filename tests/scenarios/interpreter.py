@@ -21,8 +21,7 @@ from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Policy
 from epp.picker.decision import Candidate, Question
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
-from tests.invariants.fleet import check_fleet
-from tests.invariants.table import check_table
+from tests.invariants.picker import check_picker
 
 _BYTES_PER_TOKEN = 4
 
@@ -55,8 +54,7 @@ class World:
         options = dict(word.split("=", 1) for word in rest if "=" in word)
         output = list(getattr(self, f"do_{command}")(names, options))
         self.picker.housekeep(now=self.now)
-        check_fleet(self.picker.fleet)
-        check_table(self.picker.caches.table)
+        check_picker(self.picker)
         return output
 
     # -- the world -------------------------------------------------------------------------------------------

@@ -141,12 +141,6 @@ class Exchange:
             self.waiting_bytes -= self._events.popleft()[1]
             self.counts.dropped_events += 1
 
-    def check_integrity(self) -> None:
-        assert self.waiting_bytes == sum(size_bytes for _, size_bytes in self._events)
-        assert self.waiting_bytes <= self._limit_bytes
-        assert all(0 < number <= self._newest for number in self._numbers.values())
-        self.listener.check_integrity()
-
 
 def _server(state: EndpointState, *, at: float) -> tuple[int, str, int]:
     return milliseconds(at), state.endpoint.name, batches.identity_of(state)

@@ -248,15 +248,6 @@ class Listener:
             state.restarted(at=at)
             clear_endpoint(self._picker.caches.table, state.endpoint.name)
 
-    def check_integrity(self) -> None:
-        assert self._open == sum(len(peer.open) for peer in self._peers.values())
-        held: dict[int, int] = {}
-        for peer in self._peers.values():
-            for request in [request for request in peer.open.values() if request.booked]:
-                held[id(request.guess.state)] = held.get(id(request.guess.state), 0) + 1
-        for state in self._picker.fleet.states():
-            assert state.peers_in_flight >= held.get(id(state), 0)
-
 
 def _chain(packed: bytes) -> list[ChunkHash]:
     try:

@@ -9,8 +9,7 @@ from epp.picker.decision import Question
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
-from tests.invariants.fleet import check_fleet
-from tests.invariants.table import check_table
+from tests.invariants.picker import check_picker
 from tests.unit.picker.endpoints.fleets import state_of
 
 ADDRESSES = {name: Address(f"10.0.0.{i}", 8000) for i, name in enumerate("abcdefghi", start=1)}
@@ -68,13 +67,8 @@ def serve(picker: Picker, request: Question, *, now: float, status: int = 200) -
     pick = picker.pick(request, now=now)
     picker.on_response_headers(pick, status=status, served=pick.destinations[0], now=now + 0.4)
     picker.end(pick, outcome="ended", now=now + 0.5)
-    check(picker)
+    check_picker(picker)
     return pick
-
-
-def check(picker: Picker) -> None:
-    check_fleet(picker.fleet)
-    check_table(picker.caches.table)
 
 
 def state(picker: Picker, name: str) -> EndpointState:

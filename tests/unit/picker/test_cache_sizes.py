@@ -1,7 +1,8 @@
 """The picker's mirrors follow what the servers' pages say of their caches."""
 
 from epp.base.types import EndpointMetrics, EndpointName
-from tests.unit.picker.picker_questions import a_picker, ask, check, endpoints, serve, text
+from tests.invariants.picker import check_picker
+from tests.unit.picker.picker_questions import a_picker, ask, endpoints, serve, text
 
 A = EndpointName("a")
 
@@ -21,7 +22,7 @@ def test_a_wiped_cache_is_noticed_by_hits_that_stand_still() -> None:
         picker.news.observe(A, page, now=second + 0.6)
         assert second >= 60 or not wrong
     assert 0 < wrong <= 8
-    check(picker)
+    check_picker(picker)
 
 
 def test_a_server_that_falls_asleep_has_lost_its_cache() -> None:

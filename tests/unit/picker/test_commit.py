@@ -22,7 +22,6 @@ from tests.unit.picker.picker_questions import (
     A,
     a_picker,
     ask,
-    check,
     endpoints,
     held_bytes,
     in_flight,
@@ -91,7 +90,7 @@ def test_booking_and_prefix_move_to_the_server_that_really_served() -> None:
     again = picker.pick(ask(text("p")), now=3.0)
     assert again.decision.chosen == second
     assert pick.decision.served == pick.destinations[1]
-    check(picker)
+    check_picker(picker)
 
 
 def test_a_stream_that_is_let_go_is_left_to_the_scrapes_and_may_still_end() -> None:
@@ -149,7 +148,7 @@ def test_the_answer_of_a_restarted_process_changes_no_table() -> None:
     picker.on_feedback(pick, ResponseFeedback(first_token_at=2.4), now=2.5)
     picker.end(pick, outcome="ended", now=2.6)
     assert held_bytes(picker, "a") == 0
-    check(picker)
+    check_picker(picker)
 
 
 def test_the_table_has_the_capacity_that_the_server_states() -> None:

@@ -9,7 +9,8 @@ from epp.base.errors import NoEndpointError
 from epp.base.types import ApiKind, InferenceRequest
 from epp.picker.decision import Question
 from epp.picker.events import Pick
-from tests.unit.picker.picker_questions import a_picker, ask, check, endpoints, in_flight, serve, text
+from tests.invariants.picker import check_picker
+from tests.unit.picker.picker_questions import a_picker, ask, endpoints, in_flight, serve, text
 
 UNREAD = InferenceRequest(kind=ApiKind.OTHER, unread="overload")
 
@@ -26,7 +27,7 @@ def test_an_unread_request_is_routed_by_load_and_booked_until_it_is_let_go() -> 
     for pick in picks:
         picker.detach(pick, now=1.0)
     assert not any(in_flight(picker).values())
-    check(picker)
+    check_picker(picker)
 
 
 def test_the_record_says_why_nothing_was_read() -> None:
@@ -48,7 +49,7 @@ def test_a_server_whose_answers_fail_is_named_last() -> None:
         picker.end(pick, outcome="ended", now=n / 100)
     chosen = Counter(picker.pick(overload(n), now=0.6).decision.chosen for n in range(100))
     assert all(name != "a" for name in chosen)
-    check(picker)
+    check_picker(picker)
 
 
 def test_only_servers_of_its_model_are_asked() -> None:

@@ -20,12 +20,11 @@ from epp.picker.decision import Question
 from epp.picker.picker import Picker
 from epp.picker.scheduling.candidates import ShownCandidates
 from epp.request.response import ResponseFeedback
-from tests.invariants.picker import check_dry_run
+from tests.invariants.picker import check_dry_run, check_picker
 from tests.unit.picker.picker_questions import (
     A,
     a_picker,
     ask,
-    check,
     endpoints,
     in_flight,
     policy_of,
@@ -62,7 +61,7 @@ def test_new_chunk_size_empties_table_and_older_requests_end_without_error() -> 
     assert in_flight(picker) == {}
     moved = old[0].state.endpoint.name
     assert {mirror.name for mirror in picker.caches.table.mirrors.values() if mirror.entries} <= {moved}
-    check(picker)
+    check_picker(picker)
     serve(picker, ask(text("p")), now=4.0)
     assert picker.pick(ask(text("p")), now=5.0).decision.prompt_chunks == 62
 

@@ -25,8 +25,7 @@ from epp.config.policy import DEFAULT_POLICY, RuleName
 from model_server.sim.fleet import Change, Fleet, FleetPlan
 from model_server.sim.prompts import Segment
 from model_server.sim.request import Record
-from tests.invariants.fleet import check_fleet
-from tests.invariants.table import check_table
+from tests.invariants.picker import check_picker
 
 TINY = Setting(num_servers=3, scale=0.02)
 RATES = {"b2b": (2.0, 0.0), "hot": (4.0, 0.0), "lora": (5.0, 0.0), "chat": (3.0, 12.0)}
@@ -194,8 +193,7 @@ def test_everything_booked_is_released(replicas: int, changes: tuple[Change, ...
     outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(3)).run()
     assert len(outcome.records) == 120
     for picker in router.pickers:
-        check_fleet(picker.fleet)
-        check_table(picker.caches.table)
+        check_picker(picker)
         assert all(state.in_flight == 0 for state in picker.fleet.states())
 
 

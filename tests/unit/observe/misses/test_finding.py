@@ -13,6 +13,7 @@ from epp.observe.misses import EVICTED, Misses
 from epp.picker.events import Proved
 from epp.picker.picker import Picker
 from tests.harness.steps import steps
+from tests.invariants.misses import check_misses
 from tests.unit.observe.misses.answered import served
 from tests.unit.picker.picker_questions import A, B, a_picker, ask, endpoints, text
 
@@ -20,7 +21,7 @@ from tests.unit.picker.picker_questions import A, B, a_picker, ask, endpoints, t
 def missed(misses: Misses) -> dict[str, float]:
     """Return the missed tokens by cause, as shares of all prompt tokens."""
     misses.work(steps=10**9)
-    misses.check_integrity()
+    check_misses(misses)
     account = misses.accounts.over(900.0, now=900.0)
     total, tokens = account.total(), {c.name: sum(by.values()) for c, by in account.missed.items()}
     whole = sum(tokens.values())
@@ -129,7 +130,7 @@ def test_too_many_requests_at_once_are_skipped_by_their_size(size: int) -> None:
     kept = 2**18 // (256 + len(pick.chain))
     for _ in range(kept + 100):
         misses.on_event(Proved(1.0, pick, None))
-        misses.check_integrity()
+        check_misses(misses)
     assert misses.skipped == 100
 
 

@@ -17,6 +17,7 @@ from epp.observe.misses import CAUSES, EVICTED, NEW, TAIL, Accounts, Misses, See
 from epp.observe.telemetry.metrics import METRICS
 from epp.picker.picker import Picker
 from epp.serve.admin_commands import table
+from tests.invariants.misses import check_seen
 from tests.unit.observe.misses.answered import served
 from tests.unit.picker.picker_questions import a_picker, endpoints, text
 
@@ -182,7 +183,7 @@ def test_memory_is_bounded_and_the_sample_stays_the_same_for_every_chunk() -> No
     for n in range(0, len(chunks), 1000):
         seen.note(chunks[n : n + 1000], SentPrompt(A, 0, n / 1000))
         if n % 50_000 == 0:
-            seen.check_integrity()
+            check_seen(seen)
     assert seen.one_in == 32
     sampled = seen.sampled(chunks)
     assert len(sampled) == pytest.approx(len(chunks) / 32, rel=0.05)
@@ -193,7 +194,7 @@ def test_old_chunks_are_dropped_before_the_sample_is_made_smaller() -> None:
     seen = Seen()
     for n in range(0, 4 * MOST, 1024):
         seen.note([ChunkHash(n + k) for k in range(1024)], SentPrompt(A, 0, n / 4.0))
-    seen.check_integrity()
+    check_seen(seen)
     assert seen.one_in == 1
     assert seen.get(ChunkHash(4 * MOST - 1)) is not None
     assert seen.get(ChunkHash(1)) is None
@@ -214,6 +215,6 @@ def test_a_chunk_that_is_sent_again_is_not_the_oldest_any_more() -> None:
     seen.note([ChunkHash(n) for n in range(MOST)], SentPrompt(A, 0, 0.0))
     seen.note([ChunkHash(1)], SentPrompt(A, 0, 5000.0))
     seen.note([ChunkHash(MOST)], SentPrompt(A, 0, 5001.0))
-    seen.check_integrity()
+    check_seen(seen)
     assert seen.get(ChunkHash(1)) is not None
     assert seen.get(ChunkHash(2)) is None

@@ -20,7 +20,6 @@ from epp.picker.picker import Picker
 from epp.picker.scheduling.snapshot import MOST_KEPT
 from tests.invariants.fleet import check_fleet
 from tests.invariants.picker import check_picker
-from tests.invariants.table import check_table
 from tests.unit.picker.endpoints.fleets import SPEC, a_fleet, fail_scrapes, state_of
 from tests.unit.picker.endpoints.lettered import endpoint
 from tests.unit.picker.picker_questions import policy_of
@@ -294,7 +293,7 @@ def test_endpoint_that_left_is_forgotten_if_policy_cuts_chunks_differently() -> 
     picker.set_policy(policy_of(spec), now=1.0)
     picker.news.set_endpoints([process_of_a()], now=2.0)
     assert picker.caches.table.mirrors[A].entries == 0
-    check_table(picker.caches.table)
+    check_picker(picker)
 
 
 def test_no_more_endpoints_than_a_bound_are_remembered() -> None:

@@ -13,7 +13,7 @@ from epp.picker.endpoints.marks import Form
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.picker.scheduling.snapshot import Snapshot
-from tests.invariants.fleet import check_fleet
+from tests.invariants.picker import check_picker
 from tests.unit.picker.endpoints.bookings import a_state, book
 from tests.unit.picker.picker_questions import ADDRESSES, ELSEWHERE, a_picker, ask, endpoints, state, text
 
@@ -174,7 +174,7 @@ def test_a_server_that_left_while_its_requests_hung_is_not_kept() -> None:
             picker.on_response_headers(pick, status=200, served=None, now=0.5)
     picker.news.set_endpoints(servers[1:], now=0.6)
     picker.housekeep(now=60.0)
-    check_fleet(picker.fleet)
+    check_picker(picker)
 
 
 HANG_S = 2.0

@@ -10,8 +10,8 @@ from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.secret import HashSecret
 from epp.sources.sharing.exchange import PEER_TIMEOUT_S, Exchange
-from tests.invariants.fleet import check_fleet
-from tests.invariants.table import check_table
+from tests.invariants.picker import check_picker
+from tests.invariants.sharing import check_exchange
 
 TIMEOUT_S = PEER_TIMEOUT_S
 NO_SECRET = HashSecret()
@@ -79,9 +79,8 @@ class Replica:
         return sum(s.backlog.undone_tokens(now=now, rate=0.0) for s in self.picker.fleet.states())
 
     def check(self) -> None:
-        check_table(self.picker.caches.table)
-        check_fleet(self.picker.fleet)
-        self.exchange.check_integrity()
+        check_picker(self.picker)
+        check_exchange(self.exchange)
 
 
 def meet(replicas: Sequence[Replica], *, now: float, rounds: int = 1) -> None:
