@@ -59,15 +59,18 @@ def write_if_changed(path: Path, text: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     # The new file is in the same directory, because a rename across file systems copies, and Envoy could read
     # a half copy.
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), 0o644)  # Envoy may run as another user
-            file.write(text)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(file.fileno(), 0o644)  # Envoy may run as another user
+                file.write(text)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:  # it names the temporary file, or none
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_endpoints(path: Path, endpoints: Iterable[Endpoint]) -> None:

@@ -35,15 +35,11 @@ _MOST_WAITING: Final = 128
 """Most batches that wait for `read`, of 400 KB at most. Further ones wait at the hub."""
 
 
-class BadFrameError(Exception):
-    """The bytes are not a frame, so the connection cannot be used any more."""
-
-
 async def read_frame(reader: asyncio.StreamReader) -> tuple[float, bytes]:
-    """Return the time and the content. Raises BadFrameError, and IncompleteReadError at the end."""
+    """Return the time and the content. Raises ConnectionError, or IncompleteReadError at the end."""
     length, at = _HEADER.unpack(await reader.readexactly(_HEADER.size))
     if length > MOST_BATCH_BYTES or not 0 <= at < 2**40:
-        raise BadFrameError(f"a frame of {length} bytes and {at} s")
+        raise ConnectionError(f"a frame of {length} bytes and {at} s")
     return at, await reader.readexactly(length)
 
 
@@ -85,7 +81,7 @@ class Hub:
             self._writers.add(writer)
             while True:
                 self._pass_on(*await read_frame(reader), writer)
-        except (asyncio.IncompleteReadError, BadFrameError, OSError):
+        except (asyncio.IncompleteReadError, OSError):
             return
         finally:
             self._writers.discard(writer)
@@ -172,7 +168,7 @@ class HubLink:
         return self._writer
 
     async def _receive(self, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, BadFrameError, OSError):
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
             while True:
                 at, content = await read_frame(reader)
                 if content.startswith(self._channel):

@@ -129,7 +129,7 @@ def test_a_rename_that_fails_leaves_no_temporary_file(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
         write_if_changed(path, b"two")
     assert path.read_bytes() == b"one"
     assert os.listdir(tmp_path) == ["file"]  # noqa: PTH208 - hidden files too
