@@ -1,6 +1,5 @@
 """Prefill and decode on different servers, behind a real Envoy."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.harness.client import Client, http_client
 from tests.harness.gateway import PickerProcess, config_in, running_front, write_endpoints, write_policy
-from tests.harness.listening import accepting
 from tests.harness.model_servers import MODEL, ModelServer, running_model_servers
 
 pytestmark = pytest.mark.envoy
@@ -89,17 +87,3 @@ async def test_prefill_server_computes_the_prompt_and_the_decode_server_does_not
             assert again["prefill"] is None
             assert again["matched_tokens"] > 0.9 * again["prompt_tokens"]
         assert await site.picker.metric("epp_prefill_picks_total", endpoint=site.prefiller.name) == 1
-
-
-async def test_a_header_of_a_client_makes_no_server_call_another_server(tmp_path: Path) -> None:
-    async with apart(tmp_path) as site:
-        called = asyncio.Event()
-
-        async def listen(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            called.set()
-            writer.close()
-
-        async with accepting(listen) as port:
-            for name in ("x-prefiller-host-port", "X-LLM-D-Prefiller-Host-Port"):
-                await site.complete("short", **{name: f"127.0.0.1:{port}"})
-        assert not called.is_set()

@@ -2,7 +2,6 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -12,7 +11,7 @@ from epp.base.types import Address
 from epp.serve.envoy.files import render_endpoints
 from tests.harness.backend import running_backend
 from tests.harness.client import SERVED_BY, http_client
-from tests.harness.envoy import MODEL_SERVERS, bootstrap_document, connection_manager, running_envoy
+from tests.harness.envoy import MODEL_SERVERS, bootstrap_document, running_envoy
 from tests.harness.fake_picker import DESTINATION
 from tests.harness.gateway import EnvoyBench, running_bootstrap, running_gateway
 from tests.harness.ports import free_port
@@ -93,24 +92,6 @@ async def spread_without_header(bench: EnvoyBench, claim: dict[str, str]) -> Non
     assert sorted(r.served_by for r in replies) == ["s0"] * 3 + ["s1"] * 3
     for backend, seen in zip(bench.backends, before, strict=True):
         assert all(DESTINATION not in r.headers for r in backend.prompts[seen:])
-
-
-async def test_the_subset_hint_of_an_earlier_filter_reaches_the_picker(tmp_path: Path) -> None:
-    hint = {"x-gateway-destination-endpoint-subset": ["10.0.0.1:8000", "[fd00::1]:8000"]}
-
-    def set_hint(document: dict[str, Any]) -> None:
-        set_metadata = {
-            "name": "envoy.filters.http.set_metadata",
-            "typed_config": {
-                "@type": "type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config",
-                "metadata": [{"metadata_namespace": "envoy.lb.subset_hint", "value": hint}],
-            },
-        }
-        connection_manager(document)["http_filters"].insert(0, set_metadata)
-
-    async with running_bootstrap(tmp_path, edit=set_hint) as bench:
-        await bench.client.complete()
-        assert bench.picker.exchanges[-1].metadata == {"envoy.lb.subset_hint": hint}
 
 
 async def test_websockets_bypass_the_picker(bench: EnvoyBench) -> None:

@@ -107,19 +107,6 @@ async def test_a_request_is_refused_before_envoy_stops_waiting_for_it(tmp_path: 
         assert await gateway.envoy.bypassed() == 0
 
 
-async def test_a_client_that_leaves_frees_its_place(tmp_path: Path) -> None:
-    async with busy(tmp_path, {"inAll": {"maxRequests": 1}}) as gateway:
-        [task] = await begin(gateway, "second")
-        full = await gateway.client.complete("third " * 40)
-        assert (full.status, full.json()["error"]["code"]) == (429, "flow_full")
-        task.cancel()
-        await wait_for(gateway, 0)
-        assert await gateway.picker.metric("epp_in_flight") == 1
-        [task] = await begin(gateway, "fourth")
-        free(gateway)
-        assert (await task).status == 200
-
-
 @pytest.mark.parametrize("drain_s", [30, 0])
 async def test_a_picker_that_drains_sends_all_waiting_requests(tmp_path: Path, drain_s: int) -> None:
     """It does so even without time to drain. The request that is being answered may then bypass it."""

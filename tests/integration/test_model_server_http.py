@@ -24,15 +24,6 @@ async def test_a_completion_has_the_apis_shape(start: Start) -> None:
     assert usage["total_tokens"] == usage["prompt_tokens"] + 5
 
 
-async def test_the_same_prompt_gets_the_same_answer_cached_or_not(start: Start) -> None:
-    server = await start()
-    first, second = await server.complete(max_tokens=40), await server.complete(max_tokens=40)
-    assert first["choices"] == second["choices"]
-    prompt_tokens = first["usage"]["prompt_tokens"]
-    assert first["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
-    assert second["usage"]["prompt_tokens_details"] == {"cached_tokens": (prompt_tokens - 1) // 16 * 16}
-
-
 async def test_a_prompt_of_every_form_is_answered(start: Start) -> None:
     server = await start()
     for prompt, choices in (("one", 1), (["one", "two"], 2), ([1, 2, 3], 1), ([[1, 2], [3], [4]], 3)):

@@ -94,14 +94,6 @@ def _attributes(holder: Any) -> dict[str, Any]:
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CALLER = f"00-{TRACE}-{SPAN}-01"
 SECRET_PROMPT = "the-words-of-a-client " * 40
-HOSTILE = [
-    "",
-    "00",
-    f"{CALLER}-more",
-    "00-" + "0" * 32 + "-" + "0" * 16 + "-01",
-    "x" * 7_000,
-    "\N{SNOWMAN}" * 100,
-]
 EVERY_ANSWER = {"sampling": {"share": 1.0}}
 pytestmark = pytest.mark.envoy
 
@@ -143,11 +135,7 @@ async def test_with_envoys_own_tracing_all_spans_of_a_request_are_one_trace(
                     assert reply.status == 200
                     await reply.rest()
             await gateway.client.request("GET", "/v1/models?key=sk-secret", headers={"traceparent": CALLER})
-            for n, text in enumerate(HOSTILE):
-                headers = {"traceparent": text.encode().decode("latin-1"), "x-request-id": f"h{n}"}
-                assert (await gateway.client.complete("hi", headers=headers)).status == 200
             picks = [await spans_of(gateway, f"r{n}", collector.spans) for n in range(2)]
-            strange = [await spans_of(gateway, f"h{n}", collector.spans) for n in range(len(HOSTILE))]
             decision = await gateway.picker.decision("r0")
             await wait_until(
                 lambda: all(len(of_trace(collector.spans, p.trace_id)) >= 4 for p in picks),
@@ -173,10 +161,8 @@ async def test_with_envoys_own_tracing_all_spans_of_a_request_are_one_trace(
         assert attributes["prefix_gateway.first_token_seconds"] > 0, "the answer was sampled"
         assert attributes["prefix_gateway.predicted_first_token_seconds"] > 0
     assert picks[1].attributes["prefix_gateway.matched_tokens"] > 0, "the second of two equal prompts"
-    assert TRACE not in {span.trace_id for span in strange}
     everything = b"".join(collector.payloads)
     assert b"words-of-a-client" not in everything
-    assert b"xxxx" not in everything
     assert b"/v1/models" in everything
     assert b"sk-secret" not in everything
 

@@ -1,7 +1,6 @@
 """What is booked for a request until its end, and what the picker learns from it."""
 
 import sys
-from typing import get_args
 
 import pytest
 
@@ -15,7 +14,7 @@ from epp.base.types import (
     ModelList,
 )
 from epp.config.policy import PolicySpec, Sampling, Table
-from epp.picker.decision import Outcome, Question
+from epp.picker.decision import Question
 from epp.request.response import ResponseFeedback
 from tests.invariants.picker import check_picker
 from tests.unit.picker.picker_questions import (
@@ -32,19 +31,6 @@ from tests.unit.picker.picker_questions import (
 )
 
 # -- the answer ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("outcome", get_args(Outcome))
-def test_request_is_in_flight_until_its_end_however_often_end_is_reported(outcome: Outcome) -> None:
-    picker = a_picker(on=endpoints("ab"))
-    pick = picker.pick(ask(text("p")), now=1.0)
-    assert in_flight(picker) == {pick.decision.chosen: 1}
-    for _ in range(3):
-        picker.end(pick, outcome=outcome, now=2.0)
-        picker.detach(pick, now=2.0)
-        assert in_flight(picker) == {}
-    assert pick.decision.outcome == outcome
-    assert undone(picker, pick.decision.chosen, now=2.0) == 0
 
 
 @pytest.mark.parametrize("status", [500, 400])

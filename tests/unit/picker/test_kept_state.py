@@ -54,12 +54,6 @@ def test_another_policy_forgets_no_response() -> None:
     assert picks(picker, made, now=3.0) == {"resp_1": ("state", True)}
 
 
-def test_a_response_that_nobody_knows_is_routed_by_the_rule_and_says_so() -> None:
-    picker = a_picker()
-    decision = serve(picker, naming("resp_x"), now=1.0).decision
-    assert decision.reason == "no_state"
-
-
 def test_what_a_server_kept_is_gone_after_its_restart() -> None:
     picker = a_picker()
     made = {"resp_1": make(picker, "resp_1", now=1.0)}

@@ -258,14 +258,6 @@ def test_a_fault_is_known_with_the_first_event_of_the_answer(status: int, fault:
     assert share > 0, "a retry counts against the first choice"
 
 
-def test_a_request_that_is_let_go_ends_once() -> None:
-    picker, events = heard_picker()
-    pick = picker.pick(a_request(), now=1.0)
-    picker.detach(pick, now=2.0)
-    picker.end(pick, outcome="ended", now=3.0)
-    assert [type(event) for event in events] == [Began, Ended]
-
-
 def test_only_a_restart_seen_in_counters_sends_an_event() -> None:
     picker, events = heard_picker()
     name = EndpointName("a")
@@ -311,15 +303,6 @@ def test_each_rank_has_its_own_cache_and_load() -> None:
     assert first.decision.reason == "prefix"
     assert in_flight(picker) == {first.decision.chosen: 1}
     assert not picker.on_response_headers(first, status=200, served=first.destinations[0], now=9.6)
-
-
-def test_the_subset_names_fronts() -> None:
-    picker = a_picker(on=ranks())
-    for n in range(8):
-        pick = picker.pick(ask(text(f"p{n}"), subset=frozenset({OTHER})), now=1.0)
-        assert pick.destinations == (OTHER,)
-    with pytest.raises(NoEndpointError):
-        picker.pick(ask(text("p"), subset=frozenset({ELSEWHERE})), now=1.0)
 
 
 def test_the_file_for_envoy_has_only_fronts() -> None:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from epp.base.errors import NoEndpointError
 from epp.base.types import (
     PREFILLER,
     Address,
@@ -178,12 +177,6 @@ def test_a_prefill_endpoint_is_never_a_destination() -> None:
         seen.update(picker.pick(ask(text(f"p{n}", SHORT)), now=1.0).destinations)
         seen.update(picker.pick(Question("h", ask().inference, overload=True), now=1.0).destinations)
     assert seen == {A, B}
-
-
-def test_a_request_is_refused_if_only_prefill_endpoints_are_left() -> None:
-    picker = a_picker(on=fleet({"c": Role.PREFILL, "d": Role.ENCODE}))
-    with pytest.raises(NoEndpointError):
-        picker.pick(ask(text("p")), now=1.0)
 
 
 def test_the_data_planes_subset_also_limits_prefill_endpoints() -> None:

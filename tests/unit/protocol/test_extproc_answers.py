@@ -65,12 +65,6 @@ def test_closing_releases_the_booking_with_the_outcome_of_the_request(
     assert [p.decision.outcome for p in bench.seen.over] == [outcome]
 
 
-def test_a_stream_that_breaks_in_the_picker_counts_as_failed(bench: Bench) -> None:
-    stream = through(bench)
-    stream.close(now=9.0, broken=True)
-    assert bench.seen.over[0].decision.outcome == "failed"
-
-
 @pytest.mark.parametrize("served", ["first", "second", "", "somewhere", "10.0.0.1"])
 def test_the_booking_moves_to_the_endpoint_that_served_if_that_can_be_read(bench: Bench, served: str) -> None:
     stream = through(bench)

@@ -230,12 +230,6 @@ def encoded(action: Answer | Refuse | Delay) -> ext_proc.ProcessingResponse:
     return ext_proc.ProcessingResponse.FromString(encode(action))
 
 
-def test_a_pick_has_its_destination_in_the_metadata() -> None:
-    answer = Answer(Slot.REQUEST_BODY, destination="10.0.0.1:80")
-    metadata = encoded(answer).dynamic_metadata.fields["envoy.lb"].struct_value.fields
-    assert metadata[DESTINATION].string_value == "10.0.0.1:80"
-
-
 def test_an_answer_changes_headers_and_the_body_and_asks_for_more() -> None:
     answer = Answer(
         Slot.RESPONSE_HEADERS,

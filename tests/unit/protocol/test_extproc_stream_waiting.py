@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from epp.config.flow import WaitingSettings
 from epp.protocol.http_events import Delay, Modes, Refuse, Slot, StreamProtocolError
 from tests.invariants.protocol import check_stream
 from tests.unit.protocol.stream_bench import (
@@ -123,16 +122,6 @@ def test_a_client_that_leaves_frees_its_place(how: str) -> None:
     assert held.bench.in_flight() == in_flight
 
 
-def test_a_client_that_leaves_as_it_is_pushed_out_gets_no_refusal() -> None:
-    held = Held(in_all=WaitingSettings(max_requests=1), objectives={"low": -1})
-    low, _ = held.waits(BUFFERED, ("x-llm-d-inference-objective", "low"))
-    held.waits(BUFFERED)
-    low.close(now=1.001)
-    held.gate.pump(now=1.002)
-    assert held.later == []
-    assert held.gate.waiting == 1
-
-
 def test_more_of_the_body_while_a_request_waits_is_a_protocol_error() -> None:
     held = Held()
     stream, _ = held.waits(DUPLEX)
@@ -218,11 +207,3 @@ def test_a_request_that_cannot_meet_its_deadline_is_refused_at_once() -> None:
     stream = held.stream()
     stream.receive(head(BUFFERED, ("x-llm-d-slo-ttft-ms", "1500")), now=1.0)
     assert refused([*stream.receive(END, now=1.0)]).reason == "flow_deadline"
-
-
-def test_a_waiting_request_gets_503_if_no_server_is_left() -> None:
-    held = Held()
-    held.waits(BUFFERED)
-    held.bench.set_endpoints()
-    held.gate.pump(now=2.0)
-    assert refused(held.later).status == 503

@@ -1,15 +1,11 @@
 """Flow control in the simulator, and the workloads for it."""
 
-from collections.abc import Sequence
-
 import pytest
 
 from bench.routing.bench import Run, Setting, simulate
 from bench.routing.flow import SETTINGS, outcome_of, row_of
 from bench.routing.more_workloads import MORE, UNTUNED
-from bench.routing.workloads import Timed
 from model_server.sim.fleet import Outcome
-from model_server.sim.request import SimRequest
 
 CAPACITY_PER_S = 3.0
 """About as much of workload `none` as two servers can do."""
@@ -42,10 +38,6 @@ def test_flow_control_changes_nothing_if_a_server_is_always_free() -> None:
 
 
 # -- workloads -----------------------------------------------------------------------------------------------
-
-
-def requests(timed: Sequence[Timed]) -> list[SimRequest]:
-    return [t.request for t in timed]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.picker.endpoints.backlog import Backlog, Booking
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.prefill_rate import ModelRate, PrefillRate
-from tests.unit.picker.endpoints.bookings import RATE, a_state, book, booked, page, undone_at
+from tests.unit.picker.endpoints.bookings import RATE, a_state, book, booked, page
 
 
 def test_without_metrics_the_load_is_the_number_of_our_open_requests() -> None:
@@ -91,12 +91,6 @@ def test_nothing_is_known_of_a_new_process() -> None:
     assert state.backlog.undone_tokens(now=2.0, rate=1000.0) == 0
     state.release(booking, computed=False, now=3.0)
     assert state.in_flight == 0
-
-
-def test_time_that_runs_backwards_changes_nothing() -> None:
-    backlog = Backlog()
-    booked(backlog, 100, now=10.0)
-    assert undone_at(backlog, now=9.0) == 100
 
 
 def test_as_many_adapters_as_server_has_slots_are_remembered_by_last_use() -> None:

@@ -42,17 +42,6 @@ def test_number_of_unreported_requests_is_estimated_from_the_age_of_news() -> No
     check_unreported(other.picker.fleet.unreported)
 
 
-def test_the_end_of_a_request_releases_its_booking_and_keeps_its_prefix() -> None:
-    one, other = two()
-    pick = one.pick(text("p"), now=10.0)
-    other.receive(one.send(now=10.0), now=10.0)
-    one.end(pick, now=11.0)
-    other.receive(one.send(now=11.0), now=11.0)
-    assert other.in_flight_of_peers() == {}
-    assert other.undone(now=11.0) == 0
-    assert other.matched(text("p"), now=11.0)
-
-
 def test_a_server_that_fails_one_picker_is_left_out_by_all() -> None:
     one, other = Replica(1), Replica(2)
     meet([one, other], now=0.0)
