@@ -87,7 +87,7 @@ class HeldBytes:
 class Assembly:
     """One message that comes in several parts. Its bytes count in `held` and `own` while they are kept."""
 
-    __slots__ = ("_bytes", "_held", "_number", "_own", "_prefix", "_size", "began", "lost")
+    __slots__ = ("_bytes", "_held", "_kept", "_number", "_own", "_prefix", "_size", "began", "lost")
 
     def __init__(self, held: HeldBytes, number: int, *, own: HeldBytes, now: float) -> None:
         """Begin a message of stream `number`. own: the record of its connection, which notes the number if
@@ -104,6 +104,8 @@ class Assembly:
         self._size = -1
         """Length of the message. -1: its prefix is not complete yet."""
         self._bytes = BytesIO()
+        self._kept = 0
+        """How many bytes are counted. `_bytes` loses all of them when it finds no memory for more."""
 
     def take(self, data: bytes, at: int, end: int, *, max_bytes: int) -> int:
         """Add the bytes of `data[at:end]` that belong to this message. Returns where the rest begins. Raises
@@ -118,7 +120,7 @@ class Assembly:
             if len(self._prefix) < PREFIX_BYTES:
                 return at
             self._size = message_bytes(self._prefix, 0, max_bytes=max_bytes)
-        stop = min(end, at + self._size - self._bytes.tell())
+        stop = min(end, at + self._size - self._kept)
         if at < stop:
             self._bytes.write(memoryview(data)[at:stop])
             self._count(stop - at)
@@ -129,7 +131,7 @@ class Assembly:
 
     def whole(self) -> bytes | None:
         """Return the message if it is complete. The assembly then keeps nothing of the message."""
-        if self._bytes.tell() != self._size:
+        if self._kept != self._size:
             return None
         message = self._bytes.getvalue()  # the buffer itself, not a copy
         self.drop()
@@ -138,10 +140,11 @@ class Assembly:
     def drop(self) -> None:
         for record in (self._held, self._own):
             record.messages.pop(self, None)
-        self._count(-self._bytes.tell())
+        self._count(-self._kept)
         self._bytes = BytesIO()
 
     def _count(self, more: int) -> None:
+        self._kept += more
         self._held.now += more
         self._own.now += more
 

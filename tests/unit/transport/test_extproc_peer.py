@@ -172,18 +172,6 @@ async def test_no_reply_overtakes_the_messages_that_wait_in_the_line() -> None:
     assert wire.written.endswith(data(1, grpc(b"alone")))
 
 
-async def test_1500_messages_in_one_frame_take_several_turns() -> None:
-    server = PeerServer(takes_s=1e-5)
-    peer, _ = peer_of(server)
-    peer.data_received(opens_call(1))
-    texts = [str(n).encode() for n in range(1500)]
-    peer.data_received(data(1, b"".join(grpc(text) for text in texts), ends=True))
-    assert len(server.handled) < 500
-    check_peer(peer)
-    await turns(peer, server)
-    assert [text for _, text in server.handled[1:]] == texts
-
-
 async def test_a_new_call_that_is_reset_in_the_line_is_never_begun() -> None:
     server = PeerServer(takes_s=0.01)
     peer, _ = peer_of(server)

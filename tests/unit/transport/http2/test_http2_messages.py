@@ -1,7 +1,11 @@
 """Messages that DATA frames cut, join or leave unfinished."""
 
-import pytest
+from io import BytesIO
 
+import pytest
+from typing_extensions import Buffer
+
+from epp.transport.http2 import messages
 from epp.transport.http2.messages import Assembly, BadMessageError, Fault, Gone, HeldBytes, Message
 from tests.harness.http2_frames import CallerSide, data, grpc, headers, reset
 
@@ -43,6 +47,25 @@ def test_oldest_unfinished_message_of_all_connections_pays_for_a_new_one() -> No
 def test_a_reset_call_holds_no_bytes() -> None:
     side = CallerSide().opened()
     side.feed(headers(1), data(1, grpc(b"x" * 5000)[:900]), reset(1))
+    assert (side.held.now, len(side.held.messages)) == (0, 0)
+
+
+def test_a_message_that_finds_no_memory_is_not_counted_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(BytesIO):
+        """Loses its bytes when it finds no memory for more, as any BytesIO."""
+
+        def write(self, data: Buffer) -> int:
+            if not self.tell():
+                return super().write(data)
+            self.close()
+            raise MemoryError
+
+    monkeypatch.setattr(messages, "BytesIO", Full)
+    side = CallerSide().opened()
+    side.feed(headers(1), data(1, grpc(b"x" * 5000)[:900]))
+    with pytest.raises(MemoryError):
+        side.feed(data(1, b"x" * 900))
+    assert side.connection.close(now=side.now) == [Gone(1)]
     assert (side.held.now, len(side.held.messages)) == (0, 0)
 
 
