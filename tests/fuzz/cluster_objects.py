@@ -28,6 +28,7 @@ from epp.sources.kube.reflector import Access, Collection, Reflector
 from epp.sources.kube.statuses import StatusWriter
 from tests.fuzz.behind import SMALL, one_pick, small_picker
 from tests.fuzz.trees import as_json
+from tests.invariants.kube import check_collection, check_policies, check_reflector
 from tests.unit.sources.kube.objects import pod, policy, pool
 from tests.unit.sources.kube.test_llmd import dated_rewrite, weighted_rule
 
@@ -91,11 +92,11 @@ class ClusterObjects:
         self._picker.news.set_endpoints(endpoints, now=next(self._now))
         assert all(0 < port < 65_536 for ports in self._pools.found.values() for port in ports)
         outcome = self._policies.resolve(default=SMALL, existing=["vllm"])
-        self._policies.check_integrity()
+        check_policies(self._policies)
         judged = judge_rewrites([self._rewrites], existing=["vllm"], served=None)
         wanted = [*self._policies.wanted(outcome), *judged]
         await StatusWriter(_Writes()).look(wanted, now=0.0, time_text="t")
-        self._rewrites.check_integrity()
+        check_collection(self._rewrites)
         rewrites = all_rewrites([self._rewrites])
         self._picker.news.set_rewrites(rewrites)
         for model in ("gpt", "m", ""):
@@ -158,7 +159,7 @@ async def _follow(reader: _Reader, collection: Collection[Any, Any]) -> bool:
     done = asyncio.ensure_future(reader.done.wait())
     await asyncio.wait((task, done), return_when=asyncio.FIRST_COMPLETED)
     done.cancel()
-    reflector.check_integrity()
+    check_reflector(reflector)
     ended = task.done()
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):

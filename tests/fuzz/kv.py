@@ -9,6 +9,7 @@ from epp.sources.kvevents.exact import Exact, ModelSettings
 from epp.sources.kvevents.sequence import Sequence as Messages
 from tests.fuzz.behind import MOST_ENTRIES, A, one_pick, small_picker
 from tests.fuzz.trees import as_msgpack
+from tests.invariants.kvevents import check_exact, check_sequence
 from tests.unit.sources.kvevents.routed import NoLanguage
 
 
@@ -68,8 +69,8 @@ class KvEvents:
         return self._exact.malformed == before
 
     async def check(self) -> None:
-        self._messages.check_integrity()
-        self._exact.check_integrity()
+        check_sequence(self._messages)
+        check_exact(self._exact)
         if self._exact.servers()[A].state == "off":
             # The server sent too much. Exact mode follows its next process again.
             self._exact.drop(A)

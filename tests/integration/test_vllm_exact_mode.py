@@ -23,6 +23,7 @@ from epp.sources.kvevents.routed_prompts import RoutedPrompts
 from epp.sources.kvevents.service import ExactService
 from tests.harness.processes import wait_until
 from tests.harness.tasks import running_task
+from tests.invariants.kvevents import check_exact
 from tests.invariants.picker import check_picker
 from tests.vllm_env import tiny_model
 from tests.vllm_env.environment import VllmEnvironment
@@ -101,7 +102,7 @@ async def following_vllm(
         servers[0].post(COMPLETIONS, first)
         await running.until(lambda: [m.state for m in service.status.models.values()] == ["checking"])
         yield running
-    exact.check_integrity()
+    check_exact(exact)
     check_picker(picker)
 
 

@@ -117,12 +117,6 @@ class PolicySet:
             elif not claim.content.ours and claim.status.observed_generation < claim.metadata.generation:
                 yield Wanted(claim, _nobodys(claim), after_s=_PATIENCE_S)
 
-    def check_integrity(self) -> None:
-        for each in self.claims.found.values():
-            stated = each.content
-            assert not stated.ours or (stated.policy is None) == bool(stated.fault), "valid, or with a fault"
-            assert stated.last is None or stated.last.metadata.generation <= each.metadata.generation
-
     def _stated(self, found: PolicyObject, before: Stated | None) -> Stated:
         stated = Stated(target := _target(found.spec), ours=target in self._targets)
         if not stated.ours:

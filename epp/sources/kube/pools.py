@@ -62,12 +62,6 @@ class FollowedPool:
         """Whether the pods of the current pool have been listed, or are known not to exist."""
         return self.pool.listed if self.task is None else self.pods.listed
 
-    def check_integrity(self) -> None:
-        endpoints = united([self.pods.found])
-        assert len({e.name for e in endpoints}) == len(endpoints) == len({e.address for e in endpoints})
-        assert (self.task is None) == (not self.followed.selector.match_labels)
-        assert self.pool.found or self.task is None, "pods are followed for a pool that exists"
-
 
 @dataclass(slots=True, eq=False)
 class Pools:
@@ -103,10 +97,6 @@ class Pools:
     @property
     def existing(self) -> frozenset[str]:
         return frozenset(each.name for each in self._pools if each.pool.found)
-
-    def check_integrity(self) -> None:
-        for each in self._pools:
-            each.check_integrity()
 
     def _use(self, each: FollowedPool) -> None:
         """Follow the pods of the pool as it is now. The endpoints of the pods before stay until the new pods

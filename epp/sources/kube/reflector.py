@@ -93,9 +93,6 @@ class Collection(Generic[T, V]):
     def remove(self, name: str) -> bool:
         return self.found.pop(name, None) is not None
 
-    def check_integrity(self) -> None:
-        assert len(self.found) <= self.most
-
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -166,9 +163,6 @@ class Reflector(Generic[T]):
             if loop.time() - started >= _LIVED_S:
                 pauses.reset()
             await asyncio.sleep(pauses.next_s())
-
-    def check_integrity(self) -> None:
-        assert self.collection.listed or not self._version, "a version comes with a list"
 
     async def _list(self) -> None:
         found: list[T] = []

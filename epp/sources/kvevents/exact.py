@@ -327,11 +327,3 @@ class Exact:
             )
             for name, known in self.known.items()
         }
-
-    def check_integrity(self) -> None:
-        self.tree.check_integrity()
-        for known in self.known.values():
-            known.check_integrity()
-        assert self.num_blocks == sum(map(len, self.known.values()))
-        assert self._models.keys() == {known.model for known in self.known.values()}
-        assert all(len(model.checks) <= _MAX_CHECKS for model in self._models.values())

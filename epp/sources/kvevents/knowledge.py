@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from epp.base.types import ChunkHash
-from epp.sources.kvevents.decoding import TIERS, BlockName, Removed, Stored
+from epp.sources.kvevents.decoding import BlockName, Removed, Stored
 
 _BITS: Final = 10
 """Bits of each tier's count. With usual counts the integer is small, and Python shares small integers."""
@@ -124,19 +124,6 @@ class ChunkTree:
             users = self._users.part(block)
             users[block] = (*users.get(block, ()), node)
 
-    def check_integrity(self) -> None:
-        assert len(self._nodes) <= self._max_chunks
-        order = {chunk: n for n, chunk in enumerate(self._nodes)}
-        used: dict[BlockName, set[Node]] = {}
-        for chunk, node in self._nodes.items():
-            assert node.chunk == chunk
-            for block in node.blocks:
-                used.setdefault(block, set()).add(node)
-            if node.parent is not None:
-                assert self._nodes[node.parent.chunk] is node.parent, "a chunk without what it continues"
-                assert order[node.parent.chunk] > order[chunk], "a prefix would go before its end"
-        assert {b: set(nodes) for part in self._users.parts for b, nodes in part.items()} == used
-
 
 class KnownServer:
     """What is known of one server: the blocks that it holds, by its own events. Copies are counted for each
@@ -236,9 +223,3 @@ class KnownServer:
                 above = above.parent
             below.update(dict.fromkeys(path, above is not None and below[above]))
         return {node: at for node, at in lost.items() if node.parent is None or not below[node.parent]}
-
-    def check_integrity(self) -> None:
-        assert self._held == sum(map(len, self._copies.parts))
-        for part in self._copies.parts:
-            assert all(0 < copies < 1 << _BITS * TIERS for copies in part.values())
-            assert all(self._copies.part(block) is part for block in part)

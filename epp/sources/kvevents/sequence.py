@@ -112,9 +112,6 @@ class Sequence:
         self._next, self.complete = None, False
         return Forget.GAP
 
-    def check_integrity(self) -> None:
-        assert self._next is not None or not self.complete
-
 
 def _time_s(payload: bytes) -> float:
     """Return the time of a message. Bytes that do not begin with a time have the time 0."""

@@ -21,6 +21,7 @@ from epp.sources.kvevents.routed_prompts import RoutedPrompt
 from epp.sources.kvevents.sequence import Forget, Step
 from tests.fuzz.mutating import mutants
 from tests.fuzz.trees import as_msgpack, tree_mutants
+from tests.invariants.kvevents import check_exact
 from tests.unit.sources.kvevents.a_language import write_language
 
 SERVERS = (EndpointName("a"), EndpointName("b"))
@@ -166,6 +167,6 @@ def test_no_prompt_and_no_message_of_a_server_ends_the_thread(
         step: Step = Forget.GAP if rng.random() < 0.1 else spoiled
         exact.apply(rng.choice(SERVERS), [step], complete=rng.random() < 0.8, now=float(now))
         exact.findings(now=now * 40.0)
-        exact.check_integrity()
+        check_exact(exact)
         errors = exact.models()[""].prompts.get("error", 0)
     assert not errors, exact.last_error

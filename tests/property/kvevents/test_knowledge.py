@@ -20,6 +20,7 @@ from epp.picker.server_caches import ServerCaches, hash_chain
 from epp.sources.kvevents.decoding import TIERS, BlockName, Cleared, Removed, Stored
 from epp.sources.kvevents.exact import Exact
 from epp.sources.kvevents.knowledge import MappedPrompt
+from tests.invariants.kvevents import check_exact
 from tests.invariants.table import check_table
 
 CHUNK, BLOCK = 16, 6
@@ -131,7 +132,7 @@ class KnowledgeMachine(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "exact"))
     @invariant()
     def invariants_hold(self) -> None:
-        self.exact.check_integrity()
+        check_exact(self.exact)
         check_table(self.mirrors.table)
 
 

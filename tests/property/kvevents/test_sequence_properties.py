@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from epp.sources.kvevents.sequence import Forget, Sequence, Step
+from tests.invariants.kvevents import check_sequence
 
 
 class SequenceMachine(RuleBasedStateMachine):
@@ -108,7 +109,7 @@ class SequenceMachine(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "sequence"))
     @invariant()
     def the_believed_messages_are_of_one_process_without_a_gap(self) -> None:
-        self.sequence.check_integrity()
+        check_sequence(self.sequence)
         numbers = [msgspec.msgpack.decode(payload)[1] for payload in self.applied]
         assert len({process for process, _ in numbers}) <= 1
         order = [number for _, number in numbers]

@@ -9,6 +9,7 @@ from epp.config.policy import API_VERSION, KIND
 from epp.config.sections import LlmdGroup
 from epp.sources.kube.llmd import ModelRewrites, rewrites_in
 from epp.sources.kube.objects import Condition, ModelRewrite, Pod, PolicyObject, Pool
+from tests.invariants.kube import check_collection
 
 
 def pod(
@@ -150,5 +151,5 @@ def rewrites_of(*objects: ModelRewrite, group: LlmdGroup = "llm-d.ai") -> ModelR
     """Return the rewrites of one pool from these objects."""
     (found,) = rewrites_in([group], pools=["vllm"])
     found.replace(objects)
-    found.check_integrity()
+    check_collection(found)
     return found

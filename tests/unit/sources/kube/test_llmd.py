@@ -23,6 +23,7 @@ from epp.sources.kube.llmd import (
 from epp.sources.kube.objects import Condition, ModelRewrite, Objective
 from epp.sources.kube.statuses import Wanted
 from tests.harness.role import rules
+from tests.invariants.kube import check_collection
 from tests.unit.sources.kube.objects import rewrite, rewrites_of, rule
 
 NEWER: LlmdGroup = "llm-d.ai"
@@ -254,7 +255,7 @@ def objective(
 def objectives(*found: Objective, group: LlmdGroup = NEWER) -> Objectives:
     (made,) = objectives_in([group], pools=["vllm"])
     made.replace(found)
-    made.check_integrity()
+    check_collection(made)
     return made
 
 

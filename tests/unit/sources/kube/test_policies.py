@@ -7,6 +7,7 @@ import pytest
 from epp.config.policy import DEFAULT_POLICY
 from epp.sources.kube.objects import PolicyObject
 from epp.sources.kube.policies import PolicySet, ResolvedPolicies
+from tests.invariants.kube import check_policies
 from tests.unit.sources.kube.objects import policy
 
 OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
@@ -24,7 +25,7 @@ class JudgedPolicies:
     def judge(self, *, existing: Sequence[str] | None = None) -> ResolvedPolicies:
         existing = self.pools if existing is None else existing
         self.outcome = self.set.resolve(default=DEFAULT_POLICY, existing=existing)
-        self.set.check_integrity()
+        check_policies(self.set)
         return self.outcome
 
     def put(self, found: PolicyObject) -> ResolvedPolicies:

@@ -19,6 +19,7 @@ from epp.sources.kube.pools import Pools
 from epp.sources.kube.reflector import Access
 from tests.harness.processes import wait_until
 from tests.harness.tasks import running_task
+from tests.invariants.kube import check_pools
 from tests.unit.sources.kube.objects import pod, pool
 
 SELECTORS = {"a": {"model": "a"}, "b": {"model": "b"}}
@@ -99,7 +100,7 @@ class ReceivedLists:
         async with asyncio.timeout(60):
             await self._news.wait()
         self._news.clear()
-        self.pools.check_integrity()
+        check_pools(self.pools)
         return self.sets[-1]
 
 

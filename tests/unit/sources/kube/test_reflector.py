@@ -13,6 +13,7 @@ from epp.sources.keep import Sources
 from epp.sources.kube.api import Api, ApiError, Query
 from epp.sources.kube.objects import KubeObject, Pod, PolicyObject
 from epp.sources.kube.reflector import Access, Collection, Reflector
+from tests.invariants.kube import check_reflector
 
 
 def raw(name: str, version: int) -> dict[str, Any]:
@@ -98,7 +99,7 @@ async def play(*script: object, kind: type[KubeObject] = Pod, most: int = 9) -> 
     if task in finished:
         await task
     assert finished, f"asked only {server.asked}"
-    reflector.check_integrity()
+    check_reflector(reflector)
     task.cancel()
     return server, names
 

@@ -8,6 +8,7 @@ from epp.sources.kvevents.decoding import BlockName, Cleared, Removed, Stored
 from epp.sources.kvevents.exact import Exact
 from epp.sources.kvevents.knowledge import ByBlock, ChunkTree, MappedPrompt, Node
 from tests.harness.steps import steps
+from tests.invariants.kvevents import check_exact, check_tree
 
 A = EndpointName("a")
 
@@ -26,7 +27,7 @@ def test_chunk_keeps_its_first_prefix_when_another_prefix_has_same_hash() -> Non
     path = tree.map(mapped([2, 9], [81, 82], [1, 2]))
     assert [node.chunk for node in path] == [2]
     assert first[1].blocks == (72,)
-    tree.check_integrity()
+    check_tree(tree)
 
 
 def test_ends_of_the_chains_that_were_not_mapped_for_longest_time_go_first() -> None:
@@ -38,7 +39,7 @@ def test_ends_of_the_chains_that_were_not_mapped_for_longest_time_go_first() -> 
     tree.map(mapped([6], [76], [1]))
     assert {node.chunk for node in tree} == {1, 3, 6}
     assert tree.users(BlockName(72)) == ()
-    tree.check_integrity()
+    check_tree(tree)
 
 
 def test_a_server_that_lets_all_blocks_go_loses_the_start_of_each_chain() -> None:
@@ -52,7 +53,7 @@ def test_a_server_that_lets_all_blocks_go_loses_the_start_of_each_chain() -> Non
     (loss,) = exact.findings(now=9.0)
     assert (loss.chain, loss.at) == ([1], 4.0)
     assert exact.num_blocks == 0
-    exact.check_integrity()
+    check_exact(exact)
 
 
 def test_a_chain_that_loses_every_second_block_is_one_loss() -> None:

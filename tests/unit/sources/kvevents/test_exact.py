@@ -16,6 +16,7 @@ from epp.sources.kvevents.decoding import Algorithm, BlockHasher
 from epp.sources.kvevents.exact import Exact, ModelSettings
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
 from epp.sources.kvevents.sequence import Forget
+from tests.invariants.kvevents import check_exact
 from tests.unit.sources.kvevents.routed import NoLanguage
 
 A, B = EndpointName("a"), EndpointName("b")
@@ -56,7 +57,7 @@ class TwoReportingServers:
     def held(self, tokens: Sequence[int], *, later_s: int = 0) -> dict[EndpointName, int]:
         self.clock = itertools.count(next(self.clock) + later_s)
         self.mirrors.take_in(self.exact.findings(now=next(self.clock)))
-        self.exact.check_integrity()
+        check_exact(self.exact)
         return self.mirrors.table.match(self.chain(tokens))
 
 
@@ -196,7 +197,7 @@ def test_a_server_with_too_many_blocks_is_off_and_names_the_setting() -> None:
     fleet.tell(B, blocks_stored(prompt_of(2)))
     assert fleet.exact.servers()[A].state == "following"
     assert "raise exactMode.maxBlocks" in fleet.exact.servers()[B].reason
-    fleet.exact.check_integrity()
+    check_exact(fleet.exact)
 
 
 def test_a_server_that_names_too_many_blocks_does_not_turn_the_others_off() -> None:
@@ -208,7 +209,7 @@ def test_a_server_that_names_too_many_blocks_does_not_turn_the_others_off() -> N
     fleet.tell(B, {**few, "block_hashes": [1000, 1001, 1002]})
     assert fleet.exact.servers()[B].state == "following"
     assert "raise exactMode.maxBlocks" in fleet.exact.servers()[A].reason
-    fleet.exact.check_integrity()
+    check_exact(fleet.exact)
 
 
 def test_prompts_that_cannot_be_followed_are_counted_by_reason() -> None:
@@ -242,7 +243,7 @@ def test_the_model_of_the_last_dropped_server_is_forgotten() -> None:
     assert fleet.exact.models().keys() == {""}
     fleet.exact.drop(B)
     assert fleet.exact.models() == {}
-    fleet.exact.check_integrity()
+    check_exact(fleet.exact)
 
 
 def test_parts_of_blocks_and_sliding_windows_decide_no_algorithm() -> None:
