@@ -13,12 +13,12 @@ from epp.config.policy import Policy
 from epp.config.sharing import Sharing
 from epp.picker.picker import Picker
 from epp.sources.sharing.exchange import Exchange
-from epp.tools.replay import picker_router
+from epp.tools.replay import simulate
 from model_server.sim.engine import Snapshot
 from model_server.sim.request import SimRequest
 
 
-class PickerRouter(picker_router.PickerRouter):
+class PickerRouter(simulate.PickerRouter):
     def __init__(
         self,
         policy: Policy,

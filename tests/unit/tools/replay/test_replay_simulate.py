@@ -19,9 +19,8 @@ from epp.picker.events import Ended, PickerEvent
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
 from epp.serve import cli
-from epp.tools.replay.picker_router import PickerRouter
 from epp.tools.replay.reading import read
-from epp.tools.replay.simulate import RecordedServer, Trace, run
+from epp.tools.replay.simulate import PickerRouter, RecordedServer, Trace, run
 from model_server.sim.fleet import Fleet, FleetPlan
 from model_server.sim.prompts import Segment
 from model_server.sim.request import SimRequest
