@@ -15,6 +15,7 @@ from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from epp.picker.endpoints.learned import restarted
 from epp.picker.endpoints.marks import Form, Proof
+from epp.picker.endpoints.served_models import of_page
 from epp.picker.events import Cut, Hangs, Listener, Restarted
 from epp.picker.guesses import Guesses
 from epp.picker.prefix_index.secret import HashSecret
@@ -69,41 +70,80 @@ class FleetNews:
     def set_endpoints(
         self, endpoints: Sequence[Endpoint], *, now: float, pools: AbstractSet[str] = frozenset()
     ) -> None:
-        """Follow the source's list of endpoints.
+        """Follow the source's list of endpoints. States of endpoints that stay are kept.
         pools: the InferencePools that exist, with or without endpoints.
         """
-        change = self.fleet.set_endpoints(endpoints, now=now, pools=pools)
-        for state in change.removed:
-            self.guesses.forget(state)
-            if state.endpoint.incarnation and len(self._left) < MOST_KEPT:
-                self._left[state.endpoint.name] = state.endpoint, now
-            else:
-                drop_endpoint(self.caches.table, state.endpoint.name)
-        for state in change.restarted:
-            clear_endpoint(self.caches.table, state.endpoint.name)
-        for state in change.added:
-            left = self._left.pop(state.endpoint.name, None)
-            if left is not None and left[0].process == state.endpoint.process:
+        fleet, wanted = self.fleet, {endpoint.name: endpoint for endpoint in endpoints}
+        for gone in [state for state in fleet.states() if state.endpoint.name not in wanted]:
+            self._leave(gone, now=now)
+        fleet.served.away.keep(pools)
+        states = [state for state in fleet.states() if not state.gone]
+        for state in states:
+            old, old_model = state.endpoint, state.model
+            state.endpoint = wanted.pop(old.name)
+            if old.process != state.endpoint.process:
+                state.listed = None
+                self._start_cold(state, now=now)
+            if old_model != state.model:
+                fleet.change_model(state)
+        for endpoint in wanted.values():
+            state = fleet.new_state(endpoint)
+            states.append(state)
+            left = self._left.pop(endpoint.name, None)
+            if left is not None and left[0].process == endpoint.process:
                 # The mirror keeps its size until the server states one, because a guess must not evict
                 # anything.
                 continue
             if left is not None:
-                drop_endpoint(self.caches.table, state.endpoint.name)
+                drop_endpoint(self.caches.table, endpoint.name)
             self.caches.add(state)
-        self.caches.forget_models(self.fleet.models)
+        fleet.follow(states)
+        self.caches.forget_models(fleet.models)
         self._align()
+
+    def _leave(self, gone: EndpointState, *, now: float) -> None:
+        gone.rate.model.leave(gone.rate)
+        gone.gone, gone.slot = True, -1
+        self.fleet.failures.forget(gone)
+        self.fleet.served.away.leave(gone.endpoint, gone.listed, now=now)
+        self.guesses.forget(gone)
+        if gone.endpoint.incarnation and len(self._left) < MOST_KEPT:
+            self._left[gone.endpoint.name] = gone.endpoint, now
+        else:
+            drop_endpoint(self.caches.table, gone.endpoint.name)
+
+    def _start_cold(self, state: EndpointState, *, now: float) -> None:
+        """Take in that another process, with a cold cache, serves under this name."""
+        state.forget_server(now=now)
+        self.fleet.failures.forget(state)
+        clear_endpoint(self.caches.table, state.endpoint.name)
 
     def take_lists(self, lists: Mapping[EndpointName, ModelList | None], *, now: float) -> None:
         """Take in the servers' lists at `/v1/models`. None means that the server was asked, but did not list
-        its models.
+        its models: the names on its metrics page then stand for a list that was never known. A server that
+        lists another base model than before counts as another server from now on.
         """
-        for name in self.fleet.take_lists(lists, now=now):
-            clear_endpoint(self.caches.table, name)
-        for name in lists:
-            state = self.fleet.get(name)
-            if state is not None:
-                self.caches.fit(state)
-        self.caches.forget_models(self.fleet.models)
+        fleet, renamed, changed = self.fleet, False, False
+        for name, given in lists.items():
+            state = fleet.get(name)
+            if state is None:
+                continue
+            state.gives_no_list = given is None
+            unknown = state.listed is None or not state.listed.whole
+            listed = of_page(state.metrics) if given is None and unknown else given
+            if listed is not None and state.listed != listed:
+                before, state.listed, changed = state.model, listed, True
+                if state.model != before:
+                    renamed = True
+                    if before:
+                        self._start_cold(state, now=now)
+                    fleet.change_model(state)
+            self.caches.fit(state)
+        if renamed:
+            fleet.follow(fleet.states())
+        elif changed:
+            fleet.follow_lists()
+        self.caches.forget_models(fleet.models)
 
     def set_rewrites(self, rewrites: Rewrites) -> None:
         """Set the other names for models, from the next request on. They are listed with the servers' own
@@ -119,8 +159,7 @@ class FleetNews:
             return
         before = state.metrics
         if before is not None and metrics is not None and restarted(before, metrics):
-            self.fleet.reset(state, now=now)
-            clear_endpoint(self.caches.table, name)
+            self._start_cold(state, now=now)
             before = None
             self.send(Restarted(now, state))
         if self.fleet.failures.page(state, metrics, now=now):
@@ -159,7 +198,7 @@ class FleetNews:
 
     def left_out(self, *, now: float) -> Mapping[EndpointState, str]:
         """Return servers that get only trial requests, and why."""
-        return self.fleet.failures.why(list(self.fleet.states()), now=now)
+        return self.fleet.failures.why(self.fleet.states(), now=now)
 
     def follow_policy(self, spec: PolicySpec) -> None:
         """Use another policy. The table is kept, unless prompts are cut differently now."""
@@ -171,7 +210,8 @@ class FleetNews:
             self._fill_table()
 
     def give_up_left(self, *, now: float) -> None:
-        """Forget the caches of endpoints that have left and did not come back."""
+        """Forget the caches and the models of endpoints that have left and did not come back."""
+        self.fleet.served.away.give_up({state.endpoint.pool for state in self.fleet.states()}, now=now)
         for name in [name for name, (_, at) in self._left.items() if now - at >= _KEPT_S]:
             del self._left[name]
             drop_endpoint(self.caches.table, name)

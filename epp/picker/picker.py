@@ -109,7 +109,6 @@ class Picker:
     def housekeep(self, *, now: float) -> None:
         """Do the work of `tidy` and the work that is due now and then, whether requests come or not."""
         self.tidy(now=now)
-        self.fleet.housekeep(now=now)
         self.news.give_up_left(now=now)
 
     def tidy(self, *, now: float) -> None:

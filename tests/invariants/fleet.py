@@ -6,18 +6,16 @@ import numpy as np
 
 from epp.picker.endpoints.answers import MOST_ENDS, Answers
 from epp.picker.endpoints.backlog import Backlog
-from epp.picker.endpoints.columns import Columns
 from epp.picker.endpoints.failures import FailingServers
-from epp.picker.endpoints.fleet import Fleet, Unreported
+from epp.picker.endpoints.fleet import Columns, Fleet, Unreported
 from epp.picker.endpoints.served_models import AwayModels, ServedModels
 from epp.picker.scheduling.snapshot import MOST_KEPT
 
 
 def check_fleet(fleet: Fleet) -> None:
-    assert set(fleet._by_address.values()) == set(fleet._states.values())
-    assert fleet._in_slots == list(fleet._states.values())
+    assert list(fleet._by_name.values()) == list(fleet._by_address.values()) == list(fleet._in_slots)
     assert fleet._columns.roster.models == [state.model for state in fleet._in_slots]
-    for name, state in fleet._states.items():
+    for name, state in fleet._by_name.items():
         assert state.endpoint.name == name
         assert state.in_flight >= 0
         assert state.peers_in_flight >= 0

@@ -11,12 +11,12 @@ from tests.invariants.table import check_table
 
 
 def check_picker(picker: Picker) -> None:
-    _check_news(picker.news)
+    check_news(picker.news)
     check_kept_state(picker.kept_state)
     check_fatal(picker.fatal)
 
 
-def _check_news(news: FleetNews) -> None:
+def check_news(news: FleetNews) -> None:
     check_fleet(news.fleet)
     check_table(news.caches.table)
     _check_guesses(news.guesses)

@@ -1,35 +1,233 @@
-"""Keeps a state for each endpoint, the prefill rate of each model, and what picks read of them: which
-endpoints a request may go to, and the snapshot for the rule.
+"""The endpoints as a pick sees them: which of them a request may go to, and the snapshot for the rule.
+
+`Columns` holds the numbers of all endpoints: one array for each kind of number, with one slot for each
+endpoint, in the order of the fleet. A pick computes with these arrays instead of looping over objects, so a
+thousand endpoints cost little more than four. An `EndpointState` owns all knowledge of its endpoint. When the
+state changes, it notes its slot in `changed`, and the next reader copies the rows of these slots. An unknown
+value is NaN here and None in the state.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from math import exp
-from typing import Any
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 from msgspec.structs import replace
 
 from epp.base.errors import NoEndpointError, NotReadyError
-from epp.base.types import Address, Endpoint, EndpointName, ModelList
+from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec
-from epp.picker.endpoints.answers import Answers
-from epp.picker.endpoints.columns import Columns
+from epp.picker.endpoints.answers import LATELY_S, Answers
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.failures import FailingServers
 from epp.picker.endpoints.prefill_rate import ModelRate, PrefillRate
-from epp.picker.endpoints.served_models import ServedModels, forget_models, of_page
-from epp.picker.scheduling.snapshot import Snapshot
+from epp.picker.endpoints.served_models import ServedModels, forget_models
+from epp.picker.scheduling.snapshot import Floats, Ints, Roster, Snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class FleetChange:
-    added: list[EndpointState]
-    removed: list[EndpointState]
-    restarted: list[EndpointState]
-    """Endpoints with the same name but another process or address. The picker's knowledge of their caches is
-    void.
+class _OfRequests(NamedTuple):
+    """The columns that change with every request."""
+
+    undone_tokens: Floats
+    undone_at: Floats
+    """The time of `undone_tokens`. The tokens drain at the prefill rate from then on."""
+    load: Floats
+    """Requests at the server, by the last metrics and the events since then."""
+    known_load: Floats
+    """Requests that pickers know to be at the server, whatever the metrics say."""
+    noes: Floats
+    no_tokens: Floats
+    said_no_at: Floats
+
+
+class Columns:
+    """The columns of one list of endpoints. All arrays are as long as the roster. They have no values until
+    the first `follow`.
     """
+
+    def __init__(self, states: Sequence[EndpointState]) -> None:
+        n = len(states)
+        self._states = states
+        self.roster = Roster([state.endpoint for state in states], models=[state.model for state in states])
+        self.changed: set[int] = set(range(n))
+        """Slots of the states that have changed since their rows were copied."""
+        self.block_tokens: Ints = np.ones(n + 1, dtype=np.int64)
+        """Tokens of a KV block. 1 if the server does not say. The last place is for servers
+        without a slot."""
+        numbers: Floats = np.empty((len(_OfRequests._fields), n))
+        self._of = _OfRequests(*numbers)
+        # These columns are written as memoryviews: numpy writes three times as slowly.
+        self._rows = [cast("memoryview[float]", column.data) for column in numbers]
+        self._scraped_at, self._waiting, self._kv_usage, self._max_adapters, self._slowness = np.empty((5, n))
+        self._oldest_scrape = -np.inf
+        """No metrics are older than this time."""
+        self._pages_seen = self._waiting, self._kv_usage
+        """Copies of two columns for snapshots. No code writes to them."""
+        self._most = np.inf, np.inf
+        """The largest value of each of these columns. No candidate has a larger one."""
+        self._adapters: Floats = np.zeros(n)
+        """Number of adapters loaded."""
+        self._loaded: list[AbstractSet[str]] = [frozenset()] * n
+        self._holders: dict[str, set[int]] = {}
+        """For each adapter, the slots of the servers that hold it."""
+        self._failing: dict[int, int] = {}
+        """For slots with failed scrapes, the number of scrapes that failed in a row."""
+        self.asleep: set[int] = set()
+        """Slots of the servers that say that they sleep."""
+        self._pages: list[EndpointMetrics | None] = [None] * n
+        self._models: list[ModelRate] = list({id(s.rate.model): s.rate.model for s in states}.values())
+        number = {id(model): k for k, model in enumerate(self._models)}
+        self._model_of: Ints = np.array([number[id(s.rate.model)] for s in states], dtype=np.int64)
+        self._rate: Floats = np.empty(n)
+        self._rates_known = False
+        for slot, state in enumerate(states):
+            state.slot, state.changed = slot, self.changed
+
+    # -- following the states --------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        changed = list(self.changed)
+        self.changed.clear()  # `pop` would search the whole room of a set that once had every slot
+        for slot in changed:
+            self._copy(slot)
+        if not self._rates_known:
+            # A page changes the rate of its server, and so of every server of the same model.
+            per_model = np.array([model.tokens_per_s for model in self._models])
+            self._rate = per_model[self._model_of] / self._slowness
+            self._pages_seen = self._waiting.copy(), self._kv_usage.copy()
+            self._most = _largest(self._waiting), _largest(self._kv_usage)
+            self._rates_known = True
+
+    def _copy(self, slot: int) -> None:
+        state = self._states[slot]
+        metrics, account = state.metrics, state.account
+        undone_tokens, undone_at, load, known_load, noes, no_tokens, said_no_at = self._rows
+        undone_tokens[slot], undone_at[slot] = state.backlog.undone
+        load[slot], known_load[slot] = state.loads
+        noes[slot], no_tokens[slot], said_no_at[slot] = account.noes, account.no_tokens, account.said_no_at
+        if metrics is not self._pages[slot] or not self._rates_known:
+            self._copy_page(slot, state, metrics)
+        if state.failures:
+            self._failing[slot] = state.failures
+        elif self._failing:
+            self._failing.pop(slot, None)
+        expected = state.adapters or state.expected_adapters
+        if expected or self._loaded[slot] or (metrics is not None and metrics.known_adapters):
+            self._copy_adapters(slot, state.loaded_adapters)
+
+    def _copy_page(self, slot: int, state: EndpointState, metrics: EndpointMetrics | None) -> None:
+        self._pages[slot] = metrics
+        self._rates_known = False
+        if metrics is not None and metrics.asleep:
+            self.asleep.add(slot)
+        else:
+            self.asleep.discard(slot)
+        self._slowness[slot] = state.rate.slowness
+        self._scraped_at[slot] = scraped_at = metrics.scraped_at if metrics else -np.inf
+        self._oldest_scrape = min(self._oldest_scrape, scraped_at)
+        self._waiting[slot] = np.nan if metrics is None or metrics.waiting is None else metrics.waiting
+        self._kv_usage[slot] = np.nan if metrics is None or metrics.kv_usage is None else metrics.kv_usage
+        self.block_tokens[slot] = (metrics.block_size if metrics else None) or 1
+        self._max_adapters[slot] = (metrics.max_lora if metrics else None) or np.nan
+
+    def _copy_adapters(self, slot: int, loaded: AbstractSet[str]) -> None:
+        before = self._loaded[slot]
+        if loaded == before:
+            return
+        for adapter in before - loaded:
+            holders = self._holders[adapter]
+            holders.remove(slot)
+            if not holders:
+                del self._holders[adapter]
+        for adapter in loaded - before:
+            self._holders.setdefault(adapter, set()).add(slot)
+        self._loaded[slot] = loaded
+        self._adapters[slot] = len(loaded)
+
+    # -- reading; the caller has called `follow` -------------------------------------------------------------
+
+    def holders(self, adapter: str) -> AbstractSet[int]:
+        """Return the slots of the servers that hold the adapter, as far as we know."""
+        if self.changed:
+            self.follow()
+        return self._holders.get(adapter, set())
+
+    def failing(self, *, times: int, times_of_new: int) -> set[int]:
+        """Return the slots whose last `times` scrapes failed, or `times_of_new` if they never had a page."""
+        pages = self._pages
+        return {s for s, n in self._failing.items() if n >= (times_of_new if pages[s] is None else times)}
+
+    def snapshot(self, slots: Sequence[int], *, adapter: str, spec: PolicySpec, now: float) -> Snapshot:
+        """Return a snapshot of some slots. The snapshot never changes."""
+        stale_after_s = spec.scrape.stale_after_seconds
+        of = self._of
+        undone = np.maximum(of.undone_tokens - self._rate * (now - of.undone_at), 0.0)
+        if self._all_fresh(now=now, stale_after_s=stale_after_s):
+            load, (waiting, kv_usage) = of.load.copy(), self._pages_seen
+        else:
+            fresh = now - self._scraped_at <= stale_after_s
+            load = np.where(fresh, of.load, of.known_load)
+            waiting, kv_usage = (np.where(fresh, known, np.nan) for known in self._pages_seen)
+        has_adapter = free_slot = None
+        if adapter:
+            has_adapter = np.zeros(len(self._states), dtype=np.bool_)
+            has_adapter[list(self.holders(adapter))] = True
+            room = np.where(np.isnan(self._max_adapters), spec.lora.slots_per_endpoint, self._max_adapters)
+            free_slot = self._adapters < room
+        everyone = self.roster.everyone
+        whole = Snapshot(
+            roster=self.roster,
+            slots=everyone,
+            undone_tokens=undone,
+            rate=self._rate,
+            in_flight=load,
+            waiting=waiting,
+            kv_usage=kv_usage,
+            most_waiting=self._most[0],
+            most_kv_usage=self._most[1],
+            has_adapter=has_adapter,
+            free_slot=free_slot,
+        )
+        return whole if slots is everyone else whole.narrowed(np.array(slots, dtype=np.int64))
+
+    def noes(self, snapshot: Snapshot, *, now: float) -> dict[str, Any]:
+        """Return the columns of the snapshot in which requests that ended without a token count."""
+        of, at = self._of, snapshot.at
+        if len(snapshot) == 1:
+            return {}
+        return {
+            "in_flight": _with(snapshot.in_flight, of.noes[at], more=1.0),
+            "undone_tokens": _with(snapshot.undone_tokens, of.no_tokens[at]),
+            "said_no": now - of.said_no_at[at] < LATELY_S,
+        }
+
+    def _all_fresh(self, *, now: float, stale_after_s: float) -> bool:
+        """Return whether the metrics of all servers are known and fresh. The whole column is read only when
+        the oldest known metrics have become stale.
+        """
+        if now - self._oldest_scrape <= stale_after_s:
+            return True
+        self._oldest_scrape = float(self._scraped_at.min(initial=np.inf))
+        return now - self._oldest_scrape <= stale_after_s
+
+
+def _with(load: Floats, added: Floats, *, more: float = 0.0) -> Floats:
+    """Return the load with what is added, but no more than `more` over the average of the others. So a bad
+    request takes no more of a server than a good one would have taken. What is added to the others does not
+    count there: a server's warm prompts stay where no server has work.
+    """
+    of_others = (load.sum() - load) / (len(load) - 1)
+    counted: Floats = np.maximum(load, np.minimum(load + added, of_others + more))
+    return counted
+
+
+def _largest(numbers: Floats) -> float:
+    """Return the largest known value. Minus infinity: none is known."""
+    return float(np.fmax.reduce(numbers, initial=-np.inf))
+
+
+# -- the fleet -----------------------------------------------------------------------------------------------
 
 
 class Unreported:
@@ -64,14 +262,13 @@ class Unreported:
 
 
 class Fleet:
-    """The states of all endpoints, by name, and in the order of their slots. The source checks that names and
-    addresses are unique.
+    """The states of all endpoints, by name, and in the order of their slots. `FleetNews` says which endpoints
+    there are. Their names and addresses are unique.
     """
 
     def __init__(self, spec: PolicySpec, *, refuses_unknown_models: bool = True) -> None:
         """Start without endpoints. refuses_unknown_models: see `ServedModels`."""
         self._spec = spec
-        self._states: dict[EndpointName, EndpointState] = {}
         self.served = ServedModels(refuses_unknown=refuses_unknown_models)
         self.answers = Answers()
         """What the servers answered, as the picker reports it."""
@@ -80,59 +277,16 @@ class Fleet:
         self.unreported = Unreported()
         """The picks of other pickers that are not known here yet, as the listener's reports suggest."""
         self._model_rates: dict[str, ModelRate] = {}
-        self._follow()
+        self.follow([])
 
     def apply(self, spec: PolicySpec) -> None:
         """Use another policy from now on."""
         self._spec, self.failures.settings = spec, spec.failures
 
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def in_use(self, name: EndpointName) -> bool:
-        """Return whether a request was sent to the endpoint that the endpoint's last page may not show."""
-        state = self.get(name)
-        return state is not None and state.loads[1] + state.picks_since_scrape > 0
-
-    def states(self) -> Iterable[EndpointState]:
-        return self._states.values()
-
-    def set_endpoints(
-        self, endpoints: Sequence[Endpoint], *, now: float, pools: AbstractSet[str] = frozenset()
-    ) -> FleetChange:
-        """Follow the source's new list. States of endpoints that stay are kept.
-        pools: the pools that exist, with or without endpoints.
-        """
-        wanted = {e.name: e for e in endpoints}
-        change = FleetChange([], [state for name, state in self._states.items() if name not in wanted], [])
-        for gone in change.removed:
-            del self._states[gone.endpoint.name]
-            gone.rate.model.leave(gone.rate)
-            gone.gone, gone.slot = True, -1
-            self.failures.forget(gone)
-            self.served.away.leave(gone.endpoint, gone.listed, now=now)
-        self.served.away.keep(pools)
-        for name, endpoint in wanted.items():
-            state = self._states.get(name)
-            if state is None:
-                self._states[name] = self.new_state(endpoint)
-                change.added.append(self._states[name])
-                continue
-            old, old_model = state.endpoint, state.model
-            state.endpoint = endpoint
-            if old.process != endpoint.process:
-                state.listed = None
-                self.reset(state, now=now)
-                change.restarted.append(state)
-            if old_model != state.model:
-                state.rate.model.leave(state.rate)
-                state.rate = self._rate(state.model)
-        self._follow()
-        return change
-
-    def _follow(self) -> None:
-        """Derive from the states what picks read, since endpoints or their models are others now."""
-        states = self._in_slots = list(self._states.values())
+    def follow(self, states: Sequence[EndpointState]) -> None:
+        """Have these endpoints from now on. Call this after each change of the endpoints or their models."""
+        self._in_slots = states
+        self._by_name = {state.endpoint.name: state for state in states}
         self._by_address = {state.endpoint.address: state for state in states}
         self._columns = Columns(states)
         self._ranked = any(state.endpoint.rank is not None for state in states)
@@ -142,62 +296,41 @@ class Fleet:
         """The known base models of the servers."""
         forget_models(self._model_rates, self.models)
         forget_models(self.unreported.of_models, self.models)
-        self.served.follow(states, self._columns)
+        self.follow_lists()
 
-    def take_lists(
-        self, lists: Mapping[EndpointName, ModelList | None], *, now: float
-    ) -> Sequence[EndpointName]:
-        """Take in the servers' lists of models. None: the server was asked, but did not list its models. The
-        names on its metrics page then stand for a list that was never known. Return the servers that list
-        another base model than before. These count as other servers from now on.
-        """
-        restarted: list[EndpointName] = []
-        renamed = changed = False
-        for name, given in lists.items():
-            state = self._states.get(name)
-            if state is None:
-                continue
-            state.gives_no_list = given is None
-            unknown = state.listed is None or not state.listed.whole
-            listed = of_page(state.metrics) if given is None and unknown else given
-            if listed is None or state.listed == listed:
-                continue
-            before, state.listed, changed = state.model, listed, True
-            if state.model == before:
-                continue
-            renamed = True
-            if before:
-                self.reset(state, now=now)
-                restarted.append(name)
-            state.rate.model.leave(state.rate)
-            state.rate = self._rate(state.model)
-        if renamed:
-            self._follow()
-        elif changed:
-            self.served.follow(self._in_slots, self._columns)
-        return restarted
-
-    def housekeep(self, *, now: float) -> None:
-        """Do the work that must not delay a pick."""
-        self.served.away.give_up({state.endpoint.pool for state in self._in_slots}, now=now)
-
-    def reset(self, state: EndpointState, *, now: float) -> None:
-        """Reset the state, because another process serves under this name."""
-        state.forget_server(now=now)
-        self.failures.forget(state)
+    def follow_lists(self) -> None:
+        """Take in that a server's list of models is another one now, with the same base model."""
+        self.served.follow(self._in_slots, self._columns.roster, self._columns.holders)
 
     def new_state(self, endpoint: Endpoint) -> EndpointState:
         """Return a new state. Only the prefill rate is known: the rate of the model's other servers."""
         return EndpointState(endpoint, self._rate(endpoint.model))
 
+    def change_model(self, state: EndpointState) -> None:
+        """Take in that the server's base model is another one now. Call `follow` next."""
+        state.rate.model.leave(state.rate)
+        state.rate = self._rate(state.model)
+
     def _rate(self, model: str) -> PrefillRate:
         start = self._spec.cost.prefill_tokens_per_second
         return PrefillRate(self._model_rates.setdefault(model, ModelRate(start=start)))
 
+    def __len__(self) -> int:
+        return len(self._in_slots)
+
+    def states(self) -> Sequence[EndpointState]:
+        """Return the states of all endpoints, by slot."""
+        return self._in_slots
+
+    def in_use(self, name: EndpointName) -> bool:
+        """Return whether a request was sent to the endpoint that the endpoint's last page may not show."""
+        state = self.get(name)
+        return state is not None and state.loads[1] + state.picks_since_scrape > 0
+
     # -- for picks -------------------------------------------------------------------------------------------
 
     def get(self, name: EndpointName) -> EndpointState | None:
-        return self._states.get(name)
+        return self._by_name.get(name)
 
     def at(self, address: Address) -> EndpointState | None:
         return self._by_address.get(address)
@@ -277,7 +410,7 @@ class Fleet:
         """
         columns, times = self.columns, self._spec.scrape.failures_to_eject
         failing = columns.failing(times=times, times_of_new=1)
-        if len(failing) == len(self._states):
+        if len(failing) == len(self._in_slots):
             return slots
         out = failing | columns.asleep
         left = [slot for slot in slots if slot not in out] if out else slots

@@ -5,7 +5,7 @@ Only this module says which servers may get a request for a model that no list n
 not known yet, since they may have the model. A model can be unknown only when every list is known.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from itertools import chain
@@ -16,9 +16,8 @@ import msgspec
 
 from epp.base.errors import NotReadyError, UnknownModelError
 from epp.base.types import Address, Endpoint, EndpointMetrics, ModelCard, ModelList
-from epp.picker.endpoints.columns import Columns
 from epp.picker.endpoints.endpoint_state import EndpointState
-from epp.picker.scheduling.snapshot import MOST_KEPT
+from epp.picker.scheduling.snapshot import MOST_KEPT, Roster
 
 _AWAY_S: Final = 300.0
 """How long a missing model counts as away if other servers of its pool are still there."""
@@ -99,13 +98,16 @@ class ServedModels:
         self._named_as = lru_cache(maxsize=MOST_KEPT)(self._look_up)
         """The picker bounds the length of names where they come in."""
         self._aliases: Mapping[str, frozenset[str]] = {}
-        self.follow((), Columns([]))
 
-    def follow(self, states: Sequence[EndpointState], columns: Columns) -> None:
-        """Know these servers from now on, in the order of their slots. Call this after each change of the
-        endpoints or their lists.
+    def follow(
+        self, states: Sequence[EndpointState], roster: Roster, holders: Callable[[str], AbstractSet[int]]
+    ) -> None:
+        """Know these servers from now on, in the order of their slots. Call this before anything else, and
+        after each change of the endpoints or their lists. holders: returns the slots of the servers that
+        hold an adapter, as far as we know.
         """
-        self._states, self._columns, self._everyone = states, columns, columns.roster.everyone
+        self._states, self._models, self._everyone = states, roster.models, roster.everyone
+        self._holders = holders
         self.model_list.cache_clear()
         self._named_as.cache_clear()
         self._names = [state.listed.names if state.listed is not None else frozenset() for state in states]
@@ -155,7 +157,7 @@ class ServedModels:
         Raises UnknownModelError if every server says that it does not have the model, but NotReadyError if
         servers of a pool that still exists had the model.
         """
-        able, holders = self._named_as(model).slots, self._columns.holders(model)
+        able, holders = self._named_as(model).slots, self._holders(model)
         if able is not None:
             return able if able is self._everyone or not holders else sorted({*able, *holders})
         if holders:
@@ -196,11 +198,10 @@ class ServedModels:
         """
         if self._named_as(model).declared:
             return model
-        holders = self._columns.holders(model)
+        holders = self._holders(model)
         if not holders:
             return ""
-        models = self._columns.roster.models
-        return model if any(models[slot] != model for slot in holders) else ""
+        return model if any(self._models[slot] != model for slot in holders) else ""
 
     def sharing_name(self, model: str, slot: int) -> str:
         """Return the name under which prompts for `model` share the cache of this server. A base model has

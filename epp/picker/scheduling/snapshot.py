@@ -2,7 +2,7 @@
 numbers with one place for each candidate.
 
 No code writes to the arrays, so a snapshot never changes. Unknown values are NaN. A candidate is identified
-by its place in the snapshot; its slot is its position in the fleet. `endpoints.columns` makes snapshots.
+by its place in the snapshot; its slot is its position in the fleet. `endpoints.fleet` makes snapshots.
 `scheduling.schedule` and the rules read them.
 """
 

@@ -4,14 +4,20 @@ from epp.base.types import Endpoint, EndpointName
 from epp.config.policy import PolicySpec
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
+from epp.picker.fleet_news import FleetNews
+from epp.picker.prefix_index.secret import HashSecret
 
 SPEC = PolicySpec()
 
 
+def news_of(*endpoints: Endpoint, refuses: bool = True) -> FleetNews:
+    news = FleetNews(SPEC, lambda _: None, secret=HashSecret(), refuses_unknown_models=refuses)
+    news.set_endpoints(endpoints, now=0.0)
+    return news
+
+
 def a_fleet(*endpoints: Endpoint) -> Fleet:
-    fleet = Fleet(SPEC)
-    fleet.set_endpoints(endpoints, now=0.0)
-    return fleet
+    return news_of(*endpoints).fleet
 
 
 def state_of(fleet: Fleet, name: str) -> EndpointState:

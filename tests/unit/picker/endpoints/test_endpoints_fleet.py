@@ -19,29 +19,27 @@ from epp.picker.endpoints.fleet import Fleet
 from epp.picker.picker import Picker
 from epp.picker.scheduling.snapshot import MOST_KEPT
 from tests.invariants.fleet import check_fleet
-from tests.invariants.picker import check_picker
-from tests.unit.picker.endpoints.fleets import SPEC, a_fleet, fail_scrapes, state_of
+from tests.invariants.picker import check_news, check_picker
+from tests.unit.picker.endpoints.fleets import SPEC, a_fleet, fail_scrapes, news_of, state_of
 from tests.unit.picker.endpoints.lettered import endpoint
 from tests.unit.picker.picker_questions import policy_of
 
 
 def test_endpoint_that_stays_keeps_its_state_even_if_its_adapters_change() -> None:
-    fleet = a_fleet(endpoint("a", model="m"))
-    before = state_of(fleet, "a")
-    change = fleet.set_endpoints([endpoint("a", model="m", adapters=("sql",))], now=1.0)
-    assert fleet.get(EndpointName("a")) is before
+    news = news_of(endpoint("a", model="m"))
+    before = state_of(news.fleet, "a")
+    news.set_endpoints([endpoint("a", model="m", adapters=("sql",))], now=1.0)
+    assert news.fleet.get(EndpointName("a")) is before
     assert before.endpoint.adapters == {"sql"}
-    assert change.restarted == []
+    assert before.process == 0
 
 
 def test_an_endpoint_that_serves_another_model_is_another_server() -> None:
-    fleet = a_fleet(endpoint("a", model="m"), endpoint("b", model="other"))
-    state = state_of(fleet, "a")
-    before = state.process
-    change = fleet.set_endpoints([endpoint("a", model="other"), endpoint("b", model="other")], now=1.0)
-    assert change.restarted == [state]
-    assert state.process == before + 1
-    check_fleet(fleet)
+    news = news_of(endpoint("a", model="m"), endpoint("b", model="other"))
+    state, other = news.fleet.states()
+    news.set_endpoints([endpoint("a", model="other"), endpoint("b", model="other")], now=1.0)
+    assert (state.process, other.process) == (1, 0)
+    check_news(news)
 
 
 LISTS = st.lists(
@@ -53,31 +51,26 @@ LISTS = st.lists(
 )
 
 
-def names(states: list[EndpointState]) -> set[EndpointName]:
-    return {state.endpoint.name for state in states}
-
-
 @pytest.mark.slow
 @given(LISTS)
 def test_the_fleet_is_always_exactly_the_last_list(lists: list[list[tuple[str, int, str]]]) -> None:
-    fleet, known = Fleet(SPEC), dict[EndpointName, Endpoint]()
+    news, known = news_of(), dict[EndpointName, EndpointState]()
     for listed in lists:
         wanted = [endpoint(n, host=f"10.0.0.{host}", incarnation=i) for n, host, i in listed]
-        change = fleet.set_endpoints(wanted, now=0.0)
-        now_known = {e.name: e for e in wanted}
-        assert names(change.added) == now_known.keys() - known.keys()
-        assert names(change.removed) == known.keys() - now_known.keys()
-        assert names(change.restarted) == {
-            n
-            for n in known.keys() & now_known.keys()
-            if (known[n].address, known[n].incarnation) != (now_known[n].address, now_known[n].incarnation)
-        }
-        known = now_known
-        assert {s.endpoint.name: s.endpoint for s in fleet.states()} == known
-        for state in fleet.states():
-            assert fleet.at(state.endpoint.address) is state
+        before = {name: (state.endpoint, state.process) for name, state in known.items()}
+        news.set_endpoints(wanted, now=0.0)
+        states = {state.endpoint.name: state for state in news.fleet.states()}
+        assert {name: state.endpoint for name, state in states.items()} == {e.name: e for e in wanted}
+        for name, state in states.items():
+            if name in known:
+                old, process = before[name]
+                assert known[name] is state
+                assert state.process - process == (old.process != state.endpoint.process)
+            assert news.fleet.at(state.endpoint.address) is state
             state.book(Booking(tokens=5, booked_at=0.0), now=0.0)
-        check_fleet(fleet)
+        assert all(state.gone == (name not in states) for name, state in known.items())
+        known = states
+        check_news(news)
 
 
 def names_serving(fleet: Fleet, model: str) -> list[str]:
@@ -186,7 +179,8 @@ EVENTS = st.sampled_from(["book", "end", "detach", "page", "fail", "adapter", "r
 @pytest.mark.slow
 @given(st.lists(st.tuples(EVENTS, st.integers(0, 3)), max_size=40))
 def test_after_any_events_the_columns_agree_with_the_states(events: list[tuple[str, int]]) -> None:
-    fleet, now = a_fleet(*map(endpoint, "abcd")), 0.0
+    news, now = news_of(*map(endpoint, "abcd")), 0.0
+    fleet = news.fleet
     held: dict[EndpointState, list[Booking]] = {state: [] for state in fleet.states()}
     for event, number in events:
         now += 0.5
@@ -215,7 +209,7 @@ def test_after_any_events_the_columns_agree_with_the_states(events: list[tuple[s
         elif event == "restart":
             state.forget_server(now=now)
         elif event == "leave" and len(fleet) > 1:
-            fleet.set_endpoints([s.endpoint for s in fleet.states() if s is not state], now=now)
+            news.set_endpoints([s.endpoint for s in fleet.states() if s is not state], now=now)
         assert state.loads[0] >= state.in_flight == len(held[state])
         check_fleet(fleet)
 
