@@ -165,11 +165,6 @@ class HttpStream:
         else:
             picker.end(pick, outcome="failed" if broken else outcome, now=now)
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the request's body that are held until its end."""
-        return len(self._body) if self._body is not None else 0
-
     # -- phases ----------------------------------------------------------------------------------------------
 
     @property

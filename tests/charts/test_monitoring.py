@@ -16,10 +16,10 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from epp.observe.telemetry.metrics import METRICS
 from tests.charts.rendering import GATEWAY, Helm, of_kind
 from tests.harness.gateway import running_bootstrap
 from tests.harness.ports import free_port
+from tests.reference.pages import METRICS
 
 DASHBOARD: Final = json.loads((GATEWAY / "files" / "dashboard.json").read_text())
 ALERTS: Final = yaml.safe_load((GATEWAY / "files" / "alerts.yaml").read_text())

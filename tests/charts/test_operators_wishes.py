@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import yaml
 
-from epp.observe.telemetry.metrics import METRICS
 from tests.charts.rendering import (
     GATEWAY,
     MODEL_SERVER,
@@ -18,6 +17,7 @@ from tests.charts.rendering import (
     pod_of,
     pod_specs,
 )
+from tests.reference.pages import METRICS
 
 pytestmark = pytest.mark.cluster
 

@@ -15,11 +15,16 @@ def check_stream(stream: HttpStream) -> None:
     body, phase, early = stream._body, stream.phase, stream.phase in BEGUN and stream.pick is None
     assert body is None or phase is Phase.HOLDING or early
     assert body is not None or phase is not Phase.HOLDING
-    assert stream.held_bytes <= stream._context.settings.max_body_bytes
+    assert held_bytes(stream) <= stream._context.settings.max_body_bytes
     assert stream.pick is not None or phase not in (Phase.SENT, Phase.READING)
     assert stream.pick is None or phase is Phase.SENT or phase in BEGUN or phase in OVER
     assert (stream._waiting is not None) == (phase is Phase.WAITING)
     assert stream._sampled is None or phase in (Phase.ANSWERED, Phase.READING)
+
+
+def held_bytes(stream: HttpStream) -> int:
+    """Return the bytes of the request's body that are held until its end."""
+    return len(stream._body) if stream._body is not None else 0
 
 
 def check_reader(reader: ResponseReader) -> None:

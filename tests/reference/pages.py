@@ -15,6 +15,8 @@ from epp.observe.telemetry.metrics import GROUPS
 from tests.reference.crd import crd_yaml
 from tests.reference.schema import definitions
 
+METRICS = [metric for group in GROUPS for _, metric in group.metrics()]
+
 _CONFIG_INTRO = """\
 # Configuration reference
 

@@ -84,8 +84,6 @@ GROUPS: Final = (
     MetricGroup("Exact mode, by endpoint", ExactServerStatus, ("endpoint",)),
 )
 
-METRICS: Final[tuple[Metric, ...]] = tuple(metric for group in GROUPS for _, metric in group.metrics())
-
 
 def objects(status: PickerStatus) -> Iterator[tuple[Labels, object]]:
     """Yield every object of the status that has metrics, with the values of its group's labels."""

@@ -12,7 +12,7 @@ from epp.protocol.http_events import Body, BodyRoom, Refuse
 from epp.protocol.settings import StreamSettings
 from epp.protocol.stream import HttpStream
 from tests.harness.steps import steps
-from tests.invariants.protocol import check_stream
+from tests.invariants.protocol import check_stream, held_bytes
 from tests.unit.protocol.stream_bench import (
     BODY,
     DUPLEX,
@@ -77,7 +77,7 @@ class Streams(RuleBasedStateMachine):
         for stream in self.open:
             check_stream(stream)
         room = self.bench.settings.room
-        assert room.held_bytes == sum(stream.held_bytes for stream in self.open)
+        assert room.held_bytes == sum(map(held_bytes, self.open))
         assert room.held_bytes <= room.max_bytes
 
     def teardown(self) -> None:

@@ -13,9 +13,9 @@ import yaml
 
 from epp.config.policy import PolicySpec
 from epp.config.settings import Config
-from epp.observe.telemetry.metrics import METRICS
 from epp.serve import cli as picker
 from model_server import cli as server
+from tests.reference.pages import METRICS
 from tests.unit.docs.pages import PAGES, REPOSITORY, Page
 
 EACH: Final = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

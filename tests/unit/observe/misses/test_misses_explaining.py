@@ -14,10 +14,10 @@ from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import PolicySpec
 from epp.config.settings import Config
 from epp.observe.misses import CAUSES, EVICTED, NEW, TAIL, Accounts, Misses, Seen, SentPrompt
-from epp.observe.telemetry.metrics import METRICS
 from epp.picker.picker import Picker
 from epp.serve.admin_commands import table
 from tests.invariants.misses import check_seen
+from tests.reference.pages import METRICS
 from tests.unit.observe.misses.answered import served
 from tests.unit.picker.picker_questions import a_picker, endpoints, text
 

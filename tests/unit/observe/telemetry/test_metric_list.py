@@ -5,12 +5,13 @@ from collections import Counter
 
 from epp.base.types import EndpointName
 from epp.observe.telemetry.counts import ProcessCounts, RequestCounts, ServerCounts
-from epp.observe.telemetry.metrics import GROUPS, METRICS, objects
+from epp.observe.telemetry.metrics import GROUPS, objects
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.observe.telemetry.pool_status import PoolStatus
 from epp.picker.flow.accounts import FlowStatus
 from epp.picker.prefix_index.reported import ExactModelStatus, ExactServerStatus, ExactStatus
 from epp.sources.sharing_status import SharingStatus
+from tests.reference.pages import METRICS
 from tests.unit.observe.telemetry.records import HERE
 
 A = EndpointName("a")

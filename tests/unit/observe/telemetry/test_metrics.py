@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from epp.base.errors import BadRequestError, NoEndpointError
 from epp.base.types import EndpointName
 from epp.observe.telemetry.decisions import DecisionRing, RefusalRecord
-from epp.observe.telemetry.metrics import METRICS, Metrics
+from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import (
     EndpointStatus,
     PickerStatus,
@@ -18,6 +18,7 @@ from epp.picker.decision import Prefill
 from epp.picker.events import ProtocolFault, Proved, Refused
 from epp.picker.flow.accounts import FlowStatus
 from epp.picker.prefix_index.reported import ExactModelStatus, ExactServerStatus, ExactStatus
+from tests.reference.pages import METRICS
 from tests.unit.observe.telemetry.records import HERE, SHARING, answered, began, decision, ended, pick
 
 EXACT = ExactStatus(
