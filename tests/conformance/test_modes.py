@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from tests.conformance.picker import BODY, OwnPicker
-from tests.harness.data_plane import BARE, MODES
+from tests.harness.data_plane import MODES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -37,10 +37,3 @@ async def test_each_body_mode_is_served_whole_on_both_transports(picker: OwnPick
             if mode.duplex and mode.response:
                 assert exchange.response.body == b"".join(ANSWER)
             assert await exchange.finish() is grpc.StatusCode.OK
-
-
-async def test_a_caller_that_reads_only_headers_gets_one_address(picker: OwnPicker) -> None:
-    async with picker.exchange(BARE) as exchange:
-        await exchange.send(BODY)
-        assert exchange.destination in picker.endpoints
-        assert exchange.request.order == ["headers"]

@@ -10,7 +10,6 @@ import hashlib
 import pickle
 from collections.abc import Sequence
 
-ExtraKeys = tuple[tuple[str, ...], ...]
 Hashable = bytes | str | int | tuple["Hashable", ...] | None
 
 

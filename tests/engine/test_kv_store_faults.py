@@ -21,7 +21,6 @@ from model_server.cli import main
 from model_server.core.request import LoadedPrefix
 from model_server.tiers.errors import StoreError
 from model_server.tiers.health import FIRST_PAUSE_S
-from model_server.tiers.segment import KvLayout
 from model_server.tiers.store import PrefixStore
 from tests.engine.test_kv_store import BLOCKS, FIRST, SECOND, Serve, Stored, serve
 from tests.engine.test_real_server import folder
@@ -139,10 +138,10 @@ async def test_a_folder_that_vanishes_loses_only_the_stored_blocks(serve: Serve,
         assert server.tiers.status().write_failures == 1
 
 
-def serve_command(folder: Path, store: Path, *flags: str) -> list[str]:
+def serve_command(folder: Path, store: Path) -> list[str]:
     return [
         *(sys.executable, "-m", "model_server", "serve", "--port", "0", "--runner", "hf", "--device", "cpu"),
-        *("--threads", "1", "--model", str(folder), "--num-blocks", str(BLOCKS), "--kv-store", str(store), *flags),
+        *("--threads", "1", "--model", str(folder), "--num-blocks", str(BLOCKS), "--kv-store", str(store)),
     ]  # fmt: skip
 
 
@@ -181,26 +180,11 @@ def test_sigterm_waits_for_the_writer_and_another_model_is_refused(
         "all of it: two layers, two KV heads of 64 floats"
     )
 
-    def refusal(*flags: str, model: Path = folder) -> str:
-        assert main(serve_command(model, store, *flags)[3:]) == 2
-        return capsys.readouterr().err
-
-    assert "KV with another dtype" in refusal("--dtype", "bfloat16")
-    assert "KV with another block_tokens" in refusal("--block-size", "32")
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     [weights] = other.glob("*.safetensors")
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    assert "KV with another model" in refusal(model=other)
-    assert "give --runner hf" in refusal("--runner", "cost")
-    holder = PrefixStore(store, _layout(store), capacity_bytes=1 << 30)
-    assert "in use by another process" in refusal()
-    holder.close()
-
-
-def _layout(store: Path) -> KvLayout:
-    manifest = json.loads((store / "manifest.json").read_text())
-    del manifest["format"]
-    return KvLayout(**manifest)
+    assert main(serve_command(other, store)[3:]) == 2
+    assert "KV with another model" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from epp.protocol.access_log import AccessLog
 from epp.protocol.asking import request_names
 from epp.protocol.codec import decode, encode
 from epp.protocol.http_events import StreamProtocolError
-from epp.protocol.settings import StreamContext, StreamSettings
+from epp.protocol.settings import StreamSettings
 from epp.protocol.stream import HttpStream
 from epp.transport.http2.frames import Setting, frame, settings
 from epp.transport.peer import Peer
@@ -37,6 +37,7 @@ from tests.invariants.fleet import check_failures
 from tests.invariants.protocol import check_stream
 from tests.invariants.transport import check_connection, check_peer
 from tests.unit.protocol.calls_bench import NotingCaller
+from tests.unit.protocol.stream_bench import a_stream
 
 HINT = b"x-gateway-destination-endpoint-subset"
 ADDRESSES = [[1, [[3, b"10.0.0.1:8000"]]]]
@@ -76,14 +77,7 @@ class ExtProcMessages:
 
     def _new_stream(self) -> HttpStream:
         self._messages = 0
-        return HttpStream(
-            StreamContext(
-                self._picker,
-                settings=StreamSettings(),
-                new_request_id=lambda: "made",
-                timer=lambda: 0.0,
-            )
-        )
+        return a_stream(self._picker, StreamSettings())
 
     def encode(self, document: object, /) -> bytes:
         return as_protobuf(document)

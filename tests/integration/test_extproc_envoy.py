@@ -59,7 +59,6 @@ MAX_BODY_BYTES = 6 * 2**20
 class EnvoyRig:
     ports: dict[str, int]
     """Envoy's listener of each mode."""
-    upstreams: list[int]
     server: ExtProcServer
     picker: Picker
     seen: Seen
@@ -182,7 +181,7 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EnvoyRi
             running_gateways(folder, MODES, upstreams=upstreams, picker_port=server.port) as ports,
             aiohttp.ClientSession() as client,
         ):
-            yield EnvoyRig(ports, upstreams, server, picker, seen, client)
+            yield EnvoyRig(ports, server, picker, seen, client)
         await server.stop()
 
 

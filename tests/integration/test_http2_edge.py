@@ -7,21 +7,18 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from epp.config.sections import Listen
 from epp.transport import http2_server
 from epp.transport import peer as peer_module
-from epp.transport.http2.frames import Code, Kind, Setting, settings
+from epp.transport.http2.frames import Setting, settings
 from tests.harness.certificate import write_tls
-from tests.harness.data_plane import exchange
 from tests.harness.http2_frames import (
     data,
     headers,
     hello,
-    split,
     window_update,
 )
 from tests.harness.http2_frames import grpc as message
@@ -33,8 +30,6 @@ from tests.integration.test_extproc_server import (
     serving_picker,
 )
 from tests.integration.test_extproc_server import headers as request_headers
-
-CHECK = "/grpc.health.v1.Health/Check"
 
 
 @contextlib.asynccontextmanager
@@ -57,14 +52,6 @@ async def connected(
 
 async def until_fault(rig: ServerRig, fault: str) -> None:
     await wait_until(lambda: fault in rig.seen.faults, what=fault)
-
-
-async def last_words(reader: asyncio.StreamReader) -> int:
-    """Return the code of the GOAWAY before the connection's end."""
-    wire = await asyncio.wait_for(reader.read(), 60)
-    goaway = [f for f in split(wire) if f.kind == Kind.GOAWAY]
-    assert goaway, wire
-    return goaway[-1].code
 
 
 async def test_a_peer_that_never_speaks_tls_is_counted(tmp_path: Path) -> None:
@@ -127,42 +114,6 @@ async def test_handshakes_that_stall_give_way_to_a_newcomer(
             with contextlib.suppress(ConnectionError):
                 assert await asyncio.wait_for(reader.read(), 60) == b""
         assert not stalled[5][0].at_eof()
-
-
-async def test_messages_cut_short_do_not_keep_others_from_sending_theirs() -> None:
-    """Each connection sends 63 of the 64 MiB of a message, and then nothing."""
-    async with serving_picker() as rig, contextlib.AsyncExitStack() as stack:
-        held = rig.server.transport.held  # type: ignore[union-attr]
-        held.most = 2**22
-        begun = message(bytes(2**20))[: 2**20 - 1]
-        for _ in range(4):
-            _, writer = await stack.enter_async_context(connected(rig))
-            writer.write(hello() + headers(1) + data(1, begun))
-        await wait_until(lambda: held.now >= 4 * (2**20 - 6), what="four messages are held")
-        _, writer = await stack.enter_async_context(connected(rig))
-        writer.write(hello() + headers(1) + data(1, begun))
-        await until_fault(rig, "too_much_held")
-        assert held.now <= held.most
-        async with grpc.aio.insecure_channel(rig.target) as channel, exchange(channel) as asked:
-            await asked.send(b'{"model": "m", "prompt": "%s"}' % (b"x" * 36_000))
-            assert asked.request.order == ["headers", "body"]
-
-
-async def test_answers_that_nobody_reads_are_bounded_and_end_their_connection() -> None:
-    """A peer has its messages sent back on many streams, and its windows are closed."""
-    async with serving_picker() as rig, connected(rig) as (reader, writer):
-        never_overloaded(rig)
-        held = rig.server.transport.held  # type: ignore[union-attr]
-        held.most = 2**20
-        first = request_headers(0)
-        first.protocol_config.response_body_mode = 4  # full duplex
-        piece = ext_proc.ProcessingRequest(response_body={"body": bytes(60_000)})
-        call = b"".join(message(m.SerializeToString()) for m in (first, response_headers(), piece))
-        writer.write(hello(window=0) + b"".join(headers(n) + data(n, call) for n in range(1, 101, 2)))
-        assert await last_words(reader) == Code.ENHANCE_YOUR_CALM
-        assert rig.seen.faults == ["answers_unread"]
-        await rig.settled()
-        assert (held.unsent, rig.in_flight()) == (0, 0)
 
 
 @pytest.mark.slow

@@ -24,14 +24,6 @@ async def test_a_completion_has_the_apis_shape(start: Start) -> None:
     assert usage["total_tokens"] == usage["prompt_tokens"] + 5
 
 
-async def test_a_prompt_of_every_form_is_answered(start: Start) -> None:
-    server = await start()
-    for prompt, choices in (("one", 1), (["one", "two"], 2), ([1, 2, 3], 1), ([[1, 2], [3], [4]], 3)):
-        answer = await server.complete(prompt=prompt)
-        assert [choice["index"] for choice in answer["choices"]] == list(range(choices))
-        assert answer["usage"]["completion_tokens"] == 4 * choices
-
-
 @pytest.mark.core
 async def test_a_next_turn_finds_prompt_and_answer_of_the_last_one_in_the_cache(start: Start) -> None:
     server = await start()

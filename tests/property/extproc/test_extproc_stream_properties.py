@@ -17,12 +17,12 @@ from epp.protocol.http_events import (
     Refuse,
     StreamProtocolError,
 )
-from epp.protocol.settings import StreamContext, StreamSettings
-from epp.protocol.stream import HttpStream
+from epp.protocol.settings import StreamSettings
 from tests.harness.seen import Seen
 from tests.invariants.protocol import check_stream
 from tests.unit.picker.picker_questions import a_picker, endpoints
 from tests.unit.protocol.stream_bench import (
+    a_stream,
     request_body,
     request_headers,
     request_trailers,
@@ -35,12 +35,6 @@ from tests.unit.protocol.stream_bench import (
 def sampling_picker() -> Picker:
     spec = PolicySpec(sampling=Sampling(share=0.5), debug_header="x-why")
     return a_picker(spec, on=endpoints("abc"), seed=1)
-
-
-def make_stream(picker: Picker, given_settings: StreamSettings) -> HttpStream:
-    return HttpStream(
-        StreamContext(picker, settings=given_settings, new_request_id=lambda: "made", timer=lambda: 0.0)
-    )
 
 
 MODES = st.builds(
@@ -128,7 +122,7 @@ def test_no_order_of_events_breaks_the_stream_or_leaves_a_booking(
 ) -> None:
     picker = sampling_picker()
     seen = Seen.of(picker)
-    stream = make_stream(picker, given_settings)
+    stream = a_stream(picker, given_settings)
     for i, event in enumerate(events):
         try:
             actions = stream.receive(event, now=float(i))

@@ -22,6 +22,7 @@ from epp.protocol.http_events import (
     Slot,
     StreamProtocolError,
 )
+from tests.fuzz.trees import as_protobuf
 
 NAMES = request_names(PolicySpec(session_header="x-session", debug_header="x-why"))
 WANTED = sorted(NAMES | RESPONSE_NAMES)
@@ -31,16 +32,8 @@ HOSTILE = b"\x0a\x12\x0a\x05:path\x1a\x09/v1/other"
 """The bytes of a whole header. The test puts them into a value."""
 
 
-def length(size: int) -> bytes:
-    head = b""
-    while size > 0x7F:
-        head += bytes((size & 0x7F | 0x80,))
-        size >>= 7
-    return head + bytes((size,))
-
-
 def part(number: int, content: bytes) -> bytes:
-    return bytes((number << 3 | 2,)) + length(len(content)) + content
+    return as_protobuf([[number, content]])
 
 
 def expected(data: bytes) -> Event:

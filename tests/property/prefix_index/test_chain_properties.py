@@ -86,7 +86,7 @@ def test_full_chunks_and_covered_bytes_agree(n_bytes: int, schedule: Chunks) -> 
 
 
 @given(prompt=prompts, at=st.integers(min_value=0, max_value=599), schedule=schedules)
-def test_a_changed_byte_changes_every_hash_from_its_chunk_on(
+def test_004_1_a_changed_byte_changes_every_hash_from_its_chunk_on(
     prompt: bytes, at: int, schedule: Chunks
 ) -> None:
     chain = hash_chain(prompt, seed=1, schedule=schedule)

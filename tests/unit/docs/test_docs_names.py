@@ -19,7 +19,6 @@ from tests.reference.pages import METRICS
 from tests.unit.docs.pages import PAGES, REPOSITORY, Page
 
 EACH: Final = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-NAMED: Final = {page.name: page for page in PAGES}
 
 OTHER_DOTS: Final = (".py", ".yaml", ".md", ".json", "kubernetes.aio", "envoy.lb", ".subset_hint")
 """Ends of names with dots that are not fields: files, modules, metadata namespaces."""

@@ -3,9 +3,7 @@
 from collections import Counter
 
 import msgspec
-import pytest
 
-from epp.base.errors import NoEndpointError
 from epp.base.types import ApiKind, InferenceRequest
 from epp.picker.decision import Question
 from epp.picker.events import Pick
@@ -66,13 +64,6 @@ def test_a_conformance_run_names_the_server_although_there_is_no_time() -> None:
         pick = picker.pick(msgspec.structs.replace(overload(n), prescribed=(named,)), now=n / 1000)
         assert (pick.decision.chosen, pick.decision.reason) == ("c", "prescribed")
         assert len(pick.destinations) == 1
-
-
-def test_an_unread_request_is_refused_if_there_is_no_endpoint() -> None:
-    picker = a_picker()
-    picker.news.set_endpoints([], now=0.0)
-    with pytest.raises(NoEndpointError):
-        picker.pick(overload(1), now=0.0)
 
 
 def test_prefixes_are_neither_read_nor_recorded() -> None:

@@ -1,5 +1,5 @@
 """The rows of the proposal for prefix-aware routing, each with the number of its row: 004-1 to 004-8. The
-design card's own row, card-1, is the last one.
+hashes of row 004-1 are in `tests/property/prefix_index`. The design card's own row, card-1, is the last one.
 """
 
 import re
@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bench.routing.bench import Run, Setting, simulate
 from bench.routing.catalog import BY_NAME
@@ -18,25 +16,10 @@ from bench.routing.rows import Row
 from epp.base.types import EndpointMetrics, EndpointName
 from epp.config.policy import Chunks, Gain, PolicySpec, RuleName, Table
 from epp.picker.picker import Picker
-from epp.picker.server_caches import hash_chain
 from tests.unit.picker.picker_questions import a_picker, ask, endpoints, serve, text
 
 ROOT = Path(__file__).parents[3]
-SCHEDULE = Chunks(size_bytes=256, later_size_bytes=256, later_from_bytes=0)
 MATCHING: list[RuleName] = ["least-cost", "affinity"]
-
-
-@given(st.text(min_size=300, max_size=900), st.data())
-def test_004_1_a_changed_character_changes_its_hash_and_all_later_ones(
-    prompt: str, data: st.DataObject
-) -> None:
-    before = prompt.encode("utf-8", "surrogatepass")
-    place = data.draw(st.integers(0, len(before) - 1))
-    after = before[:place] + bytes([before[place] ^ 1]) + before[place + 1 :]
-    one, other = (hash_chain(each, seed=1, schedule=SCHEDULE) for each in (before, after))
-    same = place // 256
-    assert one[:same] == other[:same]
-    assert not set(one[same:]) & set(other[same:])
 
 
 def test_004_1_the_policy_has_the_size_of_a_chunk() -> None:

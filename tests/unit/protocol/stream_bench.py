@@ -4,11 +4,12 @@ look for.
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import PolicySpec, Sampling
+from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.protocol.http_events import (
     Action,
@@ -56,6 +57,19 @@ NONE = Modes()
 ALL = [BUFFERED, PARTIAL, STREAMED, DUPLEX, GRPC, NONE]
 
 
+def a_stream(
+    picker: Picker,
+    settings: StreamSettings,
+    *,
+    gate: Gate | None = None,
+    deliver: Callable[[Sequence[Action]], None] | None = None,
+) -> HttpStream:
+    context = StreamContext(
+        picker, settings=settings, new_request_id=lambda: "made", timer=lambda: 0.0, gate=gate
+    )
+    return HttpStream(context, deliver=deliver)
+
+
 class Bench:
     """A picker with three endpoints, and streams on it."""
 
@@ -72,11 +86,7 @@ class Bench:
         )
 
     def stream(self) -> HttpStream:
-        return HttpStream(
-            StreamContext(
-                self.picker, settings=self.settings, new_request_id=lambda: "made", timer=lambda: 0.0
-            )
-        )
+        return a_stream(self.picker, self.settings)
 
     def in_flight(self) -> int:
         return sum(s.in_flight for s in self.picker.fleet.states())

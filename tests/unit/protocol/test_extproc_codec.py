@@ -20,6 +20,7 @@ from epp.protocol.http_events import (
     Slot,
     StreamProtocolError,
 )
+from tests.fuzz.trees import as_protobuf
 
 BROKEN = b"\xff"
 """Bytes behind a message. A message that is decoded is undecodable with them."""
@@ -30,11 +31,7 @@ def decoded(data: bytes) -> Event:
 
 
 def part(number: int, content: bytes) -> bytes:
-    size, head = len(content), b""
-    while size > 0x7F:
-        head += bytes((size & 0x7F | 0x80,))
-        size >>= 7
-    return bytes((number << 3 | 2,)) + head + bytes((size,)) + content
+    return as_protobuf([[number, content]])
 
 
 def subset(values: bytes) -> bytes:

@@ -21,13 +21,13 @@ from epp.observe.telemetry.picker_state import PickerStatus
 from epp.picker.gate import HeldRequest
 from epp.protocol.header_names import TEST_SELECTION
 from epp.protocol.http_events import Action, Headers, Piece
-from epp.protocol.settings import StreamContext
 from epp.protocol.stream import HttpStream
 from tests.unit.protocol.stream_bench import (
     BODY,
     BUFFERED,
     HEADERS,
     Bench,
+    a_stream,
     head,
     request_body,
     request_headers,
@@ -150,15 +150,7 @@ class Owner:
     """Owns a stream and gets its later answers, as a `Conversation` does."""
 
     def __init__(self, bench: Bench) -> None:
-        self.stream = HttpStream(
-            StreamContext(
-                bench.picker,
-                settings=bench.settings,
-                new_request_id=lambda: "made",
-                timer=lambda: 0.0,
-            ),
-            deliver=self.later,
-        )
+        self.stream = a_stream(bench.picker, bench.settings, deliver=self.later)
 
     def later(self, actions: Sequence[Action]) -> None:
         raise AssertionError("nothing waits")

@@ -7,11 +7,11 @@ from epp.config.policy import Cost
 from epp.picker.events import Phase
 from epp.picker.gate import Gate
 from epp.protocol.http_events import Action, Modes
-from epp.protocol.settings import StreamContext, StreamSettings
+from epp.protocol.settings import StreamSettings
 from epp.protocol.stream import HttpStream
 from tests.invariants.flow import check_gate
 from tests.invariants.protocol import check_stream
-from tests.unit.protocol.stream_bench import BODY, BUFFERED, Bench, head, request_body
+from tests.unit.protocol.stream_bench import BODY, BUFFERED, Bench, a_stream, head, request_body
 
 END = request_body(BODY, end_of_stream=True)
 
@@ -34,16 +34,8 @@ class Held:
         stream.receive(END, now=0.0)
 
     def stream(self) -> HttpStream:
-        return HttpStream(
-            StreamContext(
-                self.bench.picker,
-                settings=self.bench.settings,
-                new_request_id=lambda: "made",
-                timer=lambda: 0.0,
-                gate=self.gate,
-            ),
-            deliver=self.later.extend,
-        )
+        bench = self.bench
+        return a_stream(bench.picker, bench.settings, gate=self.gate, deliver=self.later.extend)
 
     def waits(self, modes: Modes, *extra: tuple[str, str]) -> tuple[HttpStream, Sequence[Action]]:
         """Return a stream whose request is held, and the answer to its body."""
