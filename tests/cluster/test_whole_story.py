@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
 import pytest
 
 from tests.cluster.installed import (
@@ -25,7 +24,7 @@ from tests.cluster.installed import (
     Installed,
     site_on,
 )
-from tests.cluster.steady_load import SteadyLoad, send_completion, steady_load
+from tests.cluster.steady_load import SteadyLoad, steady_load
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.kubelet.running import RunningNode, running_node
 from tests.harness.processes import wait_until
@@ -57,8 +56,6 @@ async def test_the_gateway_in_a_cluster_from_install_to_uninstall(
     with running_node(own_cluster, images=IMAGES, folder=tmp_path / "node") as node:
         await install(site)
         url = await site.url()
-        await requests_find_warm_servers(node, url)
-        await a_policy_changes_routing(site, node, url)
         connector = node.connector(force_close=True, limit=0)
         async with steady_load(connector, url, capsys=capsys) as load:
             await servers_come_and_go(site, node, load)
@@ -78,51 +75,6 @@ async def install(site: Installed) -> None:
     assert len(await site.pods("servers")) == 3
     assert len(await site.pods("gateway", component="gateway")) == 2
     assert "Succeeded" in await site.helm("test", "gateway")
-
-
-async def cold_answers(node: RunningNode, url: str, prompt: str, *, count: int) -> int:
-    """Return how many of the equal prompts, which are sent one after the other, were new to the server that
-    answered.
-    """
-    cold = 0
-    async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
-        for _ in range(count):
-            outcome = await send_completion(session, url, prompt)
-            assert not outcome.fault, outcome.fault
-            cold += outcome.cached_tokens == 0
-    return cold
-
-
-async def requests_find_warm_servers(node: RunningNode, url: str) -> None:
-    """Each of the two pickers may teach one server. On a busy machine a pick may come too late, and then the
-    test tries again.
-    """
-    seen: list[int] = []
-
-    async def warm() -> bool:
-        seen.append(await cold_answers(node, url, f"warm {len(seen)} " * 200, count=12))
-        return seen[-1] <= 2
-
-    await wait_until(warm, what=f"equal prompts stay together, cold answers: {seen}", timeout_s=120)
-
-
-async def a_policy_changes_routing(site: Installed, node: RunningNode, url: str) -> None:
-    """Round robin shows every prompt to all three servers. Then the old policy comes back."""
-    await site.apply(await site.policy("routing", rule="round-robin"))
-    await site.wait_policy("routing", "Programmed", status="True")
-    seen: list[int] = []
-
-    async def by_turns() -> bool:
-        # The second picker applies the policy at its own time. Its picks show when.
-        seen.append(await cold_answers(node, url, f"turn {len(seen)} " * 200, count=12))
-        return seen[-1] == 3
-
-    await wait_until(by_turns, what=f"round robin, cold answers: {seen}", timeout_s=120)
-    await site.apply(await site.policy("routing", rule="least-cost"))
-    found = await site.wait_policy("routing", "Programmed", status="True")
-    assert found["status"]["observedGeneration"] == 2
-    wide = await site.kubectl("get", "prefixroutingpolicy", "-o", "wide")
-    assert [row.split()[0:3] for row in wide.splitlines()[1:]] == [["routing", "True", "least-cost"]]
 
 
 async def servers_come_and_go(site: Installed, node: RunningNode, load: SteadyLoad) -> None:
