@@ -37,7 +37,7 @@ from epp.serve.state_report import dry_run_of, status_of
 from epp.serve.upkeep import Upkeep
 from epp.sources.files.endpoints_file import Listed
 from epp.sources.keep import Sources
-from epp.sources.kube.cluster import Cluster, Hooks
+from epp.sources.kube.cluster import Cluster
 from epp.sources.scraping.model_lists import ModelLists
 from epp.sources.scraping.page_client import ApiKey
 from epp.sources.scraping.probes import Probes
@@ -284,20 +284,18 @@ class App:
 
     def _follow_cluster(self, settings: Kubernetes) -> Cluster:
         return Cluster(
-            settings,
-            hooks=Hooks(
-                endpoints=self._set_endpoints,
-                policies=self._use_policies,
-                served=self._picker.fleet.served.listed_names,
-                followed=self._metrics.process.followed.__setitem__,
-                judged=self._judged,
-                objectives=self._gate.set_objectives,
-                rewrites=self._picker.news.set_rewrites,
-            ),
+            settings=settings,
             default=self._inputs.policy,
-            keep=self._sources.keep,
             writes=self._worker == 0,  # all workers of one pod see the same, so only one of them writes it
+            keep=self._sources.keep,
             rng=self._rng,
+            on_endpoints=self._set_endpoints,
+            on_policies=self._use_policies,
+            on_objectives=self._gate.set_objectives,
+            on_rewrites=self._picker.news.set_rewrites,
+            on_judged=self._judged,
+            on_state=self._metrics.process.followed.__setitem__,
+            served=self._picker.fleet.served.listed_names,
         )
 
     def _judged(self, accepted: int, faults: Sequence[str]) -> None:

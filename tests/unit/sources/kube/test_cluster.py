@@ -16,7 +16,7 @@ from epp.config.policy import DEFAULT_POLICY, Metadata, Policy
 from epp.config.sections import Kubernetes
 from epp.request.rewriting import Rewrites
 from epp.sources.keep import Sources
-from epp.sources.kube.cluster import Cluster, Hooks
+from epp.sources.kube.cluster import Cluster
 from tests.harness.kubeconfig import write_kubeconfig
 from tests.harness.listening import serving
 from tests.harness.processes import wait_until
@@ -63,15 +63,15 @@ class News:
         self.judged: tuple[int, list[str]] = (0, [])
         self.objectives: dict[str, int] = {}
         self.rewrites = Rewrites(())
-        self.hooks = Hooks(
-            endpoints=lambda found, *_: self.take_endpoints(*found),
-            policies=self.take_policies,
-            served=lambda: None,
-            followed=self.followed.__setitem__,
-            judged=lambda *judged: setattr(self, "judged", judged),
-            objectives=lambda found: setattr(self, "objectives", dict(found)),
-            rewrites=lambda found: setattr(self, "rewrites", found),
-        )
+        self.hooks: dict[str, Any] = {
+            "on_endpoints": lambda found, *_: self.take_endpoints(*found),
+            "on_policies": self.take_policies,
+            "served": lambda: None,
+            "on_state": self.followed.__setitem__,
+            "on_judged": lambda *judged: setattr(self, "judged", judged),
+            "on_objectives": lambda found: setattr(self, "objectives", dict(found)),
+            "on_rewrites": lambda found: setattr(self, "rewrites", found),
+        }
 
     def take_endpoints(self, *found: Endpoint) -> None:
         self.endpoints = [endpoint.name for endpoint in found]
@@ -92,14 +92,14 @@ async def following_cluster(
         kubeconfig = write_kubeconfig(folder, server=f"http://127.0.0.1:{port}", user={})
         news = News()
         cluster = Cluster(
-            Kubernetes(
+            settings=Kubernetes(
                 pool="vllm",
                 selector={"app": "vllm"},
                 target_ports=(8000,),
                 kubeconfig=str(kubeconfig),
                 **settings,
             ),
-            hooks=news.hooks,
+            **news.hooks,
             default=DEFAULT_POLICY,
             writes=writes,
             keep=Sources(rng=Random(1)).keep,
