@@ -121,8 +121,8 @@ class Decision(Struct, gc=False, kw_only=True):
     matched_tokens: int = 0
     reason: str
     """A short label: prefix, load, lora, hash, session, turn, chance, prescribed, saturated, overload (of the
-    picker), state (the server that keeps what the request names), no_state (that server is not known), trial
-    (for a server that was left out)."""
+    picker), deadline (the rule's own choice would miss it), state (the server that keeps what the request
+    names), no_state (that server is not known), trial (for a server that was left out)."""
     chosen: EndpointName
     destinations: tuple[Address, ...]
     candidates: Iterable[Candidate] = ()

@@ -79,14 +79,16 @@ class ModelQueue:
 
     def forecast(self, payload: HeldRequest, *, now: float) -> Forecast:
         try:
-            considered = self._picker.consider(payload.question, prompt=payload.prompt, now=now)
+            considered = self._picker.consider(
+                payload.question, prompt=payload.prompt, left_s=payload.deadline - now, now=now
+            )
         except PickError as error:
             self._lost_at = min(self._lost_at, now)
             may_wait_s = server_wait_s(self._picker, payload.question)
             waits = isinstance(error, NotReadyError) and now - self._lost_at < may_wait_s
-            return Forecast(inf if waits else 0.0, 0.0, 0.0, 1, choice=error.with_traceback(None))
+            return Forecast(inf if waits else 0.0, 0.0, 1, choice=error.with_traceback(None))
         self._lost_at = inf
-        return forecast_of(considered, left_s=payload.deadline - now)
+        return forecast_of(considered)
 
 
 class Gate:
@@ -134,8 +136,9 @@ class Gate:
         picker = self._picker
         self._follow_policy(now=now)
         spec = picker.policy.spec.flow
+        left_s = claim.ttft_s if claim.ttft_s is not None else spec.deadline_seconds or inf
         try:
-            considered = picker.consider(question, now=now)
+            considered = picker.consider(question, left_s=left_s if picker.flow_holds else inf, now=now)
         except NotReadyError as error:
             wait_s = min(server_wait_s(picker, question), longest_s)
             if wait_s <= 0:
@@ -149,10 +152,9 @@ class Gate:
             return picker.commit(considered, now=now)
         model = picker.fleet.columns.roster.models[considered.slots[0]]
         queue = self._queues.get(model) or self._new_queue(model)
-        left_s = claim.ttft_s if claim.ttft_s is not None else spec.deadline_seconds or inf
         fate = queue.control.offer(
             HeldRequest(question, considered.prompt, queue, decided, now + left_s),
-            forecast_of(considered, left_s=left_s),
+            forecast_of(considered),
             priority=self._priority(spec, claim, question, queue),
             tenant=claim.tenant,
             size_bytes=size_bytes,
@@ -286,16 +288,11 @@ def server_wait_s(picker: Picker, question: Question) -> float:
     return spec.wait_for_server_seconds or (spec.ttl_seconds if comes else 0.0)
 
 
-def forecast_of(considered: Considered, *, left_s: float) -> Forecast:
-    """Return the forecast for a request. left_s: the time to its deadline. The other servers are considered
-    only if the chosen server would miss the deadline.
-    """
+def forecast_of(considered: Considered) -> Forecast:
+    """Return the forecast for a request at its chosen server."""
     assert considered.choice is not None, "flow control holds only requests whose candidates were scored"
     weighed, place = considered.choice.weighed, considered.choice.places[0]
     wait_s = weighed.seen.undone_tokens.item(place) / weighed.seen.rate.item(place)
-    soonest_s = float(weighed.first_token_s(place))
-    own_s, tokens = soonest_s - wait_s, int(weighed.uncached_tokens.item(place))
-    if soonest_s > left_s:
-        soonest_s = float(weighed.first_token_s(slice(None)).min())
+    own_s, tokens = float(weighed.first_token_s(place)) - wait_s, int(weighed.uncached_tokens.item(place))
     most = considered.question.inference.max_tokens
-    return Forecast(wait_s, soonest_s, own_s, tokens, inf if most is None else float(most), considered)
+    return Forecast(wait_s, own_s, tokens, inf if most is None else float(most), considered)

@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from hashlib import blake2b
+from math import inf
 
 from epp.base.errors import NoEndpointError
 from epp.base.types import Address
@@ -128,11 +129,13 @@ class Picker:
         considered = self._in_overload(question, now=now) if overload else self.consider(question, now=now)
         return self.commit(considered, now=now)
 
-    def consider(self, question: Question, *, prompt: Prompt | None = None, now: float) -> Considered:
+    def consider(
+        self, question: Question, *, prompt: Prompt | None = None, left_s: float = inf, now: float
+    ) -> Considered:
         """Return the choice that `pick` would make now. Nothing is booked.
 
-        prompt: the prompt from an earlier call for the same question. Raises NoEndpointError or
-        SaturatedError.
+        prompt: the prompt from an earlier call for the same question. left_s: the time to the deadline of the
+        first token. Raises NoEndpointError or SaturatedError.
         """
         inference, fleet, spec = question.inference, self.fleet, self._spec
         adapter = fleet.served.adapter(inference.model)
@@ -161,6 +164,7 @@ class Picker:
             text_bytes=prompt.size.text_bytes,
             caches=self.caches.table.mirrors,
             holder=snapshot.places_by_slot().get(holder.slot) if holder is not None else None,
+            left_s=left_s,
         )
         if self.dry_run is not None:
             self.dry_run.follow(self._rng)

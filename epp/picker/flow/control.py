@@ -42,10 +42,6 @@ between two scrapes, because predictions are that wrong.
 """
 LEAST_DELAY_S: Final = 0.01
 """Time between two checks of the same request, or of a fleet that has no room."""
-LONGEST_DELAY_S: Final = 1.0
-"""The longest time between two checks of a fleet without room, even without any event, since predictions may
-be wrong.
-"""
 _PASSED_OVER_S = 0.25
 """A request whose server is predicted to be busy is passed over for at most this long."""
 _SHARE_OF_LEFT = 0.25
@@ -78,15 +74,11 @@ class Forecast(Struct, frozen=True, gc=False):
     """The predicted course of a request if it were sent now."""
 
     wait_s: float
-    """The time until the server that the rule chooses begins with the request: B/V of that server."""
-    soonest_s: float
-    """The shortest time until the first token on any server: the least (B + U)/V + T. If the chosen server
-    meets the deadline, the forecast may hold the time on that server instead.
+    """The time until the chosen server begins with the request: B/V of that server. Infinite: no server is
+    ready, and the request waits for one.
     """
     own_s: float
-    """The time for the prefill of this request and for the loading of its adapter, on the server that the
-    rule chooses: U/V + T of that server.
-    """
+    """The time for the prefill of this request and for the loading of its adapter: U/V + T."""
     tokens: int
     """The prompt tokens that the chosen server would compute: U."""
     most_answer_tokens: float = inf
@@ -273,7 +265,7 @@ class FlowControl(Generic[T]):
         """
         if self._draining:
             return "goes"
-        if forecast.soonest_s > left_s:
+        if left_s < forecast.wait_s + forecast.own_s < inf:
             return "late"
         return "goes" if forecast.wait_s <= HEADROOM_S else "waits"
 
@@ -285,9 +277,9 @@ class FlowControl(Generic[T]):
         self._search_at = now
         least_s, left = self._forecaster.least_wait_s(now=now), _MOST_FORECASTS
         if least_s > HEADROOM_S and not self._draining:
-            self._search_at = now + max(LEAST_DELAY_S, min(LONGEST_DELAY_S, least_s - HEADROOM_S))
+            self._search_at = now + max(LEAST_DELAY_S, least_s - HEADROOM_S)
             return None
-        again_s = LONGEST_DELAY_S
+        again_s = inf
         for band in self._queues.bands():
             for flow in band.by_share(_MOST_LOOKED_AT):
                 for item in islice(flow.items, _MOST_LOOKED_AT):

@@ -76,7 +76,7 @@ class Choice(Struct, frozen=True, eq=False, gc=False):
     places: list[int]
     """Places of the best candidates, the best first: `MOST` of them, or all if there are fewer."""
     reason: str
-    """A short label: prefix, load, lora, hash, session, turn, chance, saturated, state, trial."""
+    """A short label: prefix, load, lora, hash, session, turn, chance, saturated, deadline, state, trial."""
     score_s: Floats | None = None
     """Predicted cost of every candidate in seconds. NaN: the candidate was left out. None: the rule predicts
     no costs."""
@@ -276,6 +276,11 @@ class Scheduler:
             places, reason = _first(request.holder, places), "state"
         elif snapshot.trials:
             places, reason = _first(snapshot.trials[0], places), "trial"
+        elif request.left_s < np.inf and weighed.first_token_s(places[0]) > request.left_s:
+            each_s = weighed.first_token_s(slice(None))
+            if left_out:
+                each_s[any_of(left_out)] = np.inf
+            places, reason = _first(int(each_s.argmin()), places), "deadline"
         return Choice(weighed, places, reason, ranked.score_s, left_out)
 
     def _left_out(self, snapshot: Snapshot, over: dict[str, Bools]) -> tuple[dict[str, Bools], bool]:

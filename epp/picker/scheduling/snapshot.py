@@ -51,6 +51,8 @@ class SchedulingRequest(Struct, frozen=True, eq=False, gc=False):
     """What each server's cache is assumed to hold. None: nothing is known of the caches."""
     holder: int | None = None
     """The place of the server that keeps what the request names. None: no server is known to."""
+    left_s: float = inf
+    """The time to the deadline of the first token."""
 
 
 class SentPick(Struct, frozen=True, eq=False, gc=False):

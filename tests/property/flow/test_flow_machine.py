@@ -158,7 +158,7 @@ class FlowMachine(RuleBasedStateMachine):
         forecast = self.fleet.forecast(item.payload, now=self.now)
         if refusal.reason == "flow_deadline":
             # Rounding can make the sums equal, although the forecast is longer than the time that was left.
-            assert self.now + forecast.soonest_s >= item.deadline
+            assert self.now + forecast.wait_s + forecast.own_s >= item.deadline
         elif refusal.reason == "flow_ttl":
             assert self.now >= item.expires_at
         else:

@@ -38,11 +38,11 @@ class AFleet:
     def forecast(self, payload: Ask, *, now: float) -> Forecast:
         self.asked += 1
         if not self.busy_until:
-            return Forecast(0.0, 0.0, 0.0, payload.tokens, 0.0)
+            return Forecast(0.0, 0.0, payload.tokens, 0.0)
         server = self._best(payload, now=now)
         tokens = self._tokens(payload, server)
         wait_s = max(0.0, self.busy_until[server] - now)
-        return Forecast(wait_s, wait_s + tokens / RATE, tokens / RATE, tokens, 0.0)
+        return Forecast(wait_s, tokens / RATE, tokens, 0.0)
 
     def take(self, payload: Ask, *, now: float) -> int:
         """Book the request. Return the tokens that it costs there."""

@@ -48,7 +48,7 @@ def test_a_short_prompt_with_a_long_answer_is_charged_for_both() -> None:
     flow: FlowControl[Ask] = FlowControl(Flow(), AFleet(1))
     flow.answers.learn("long", 4000)
     for tenant, most in (("long", inf), ("bounded", 5.0)):
-        forecast = Forecast(0.0, 0.0, 0.0, 10, most)
+        forecast = Forecast(0.0, 0.0, 10, most)
         flow.offer(
             Ask(10), forecast, priority=0, tenant=tenant, size_bytes=0, left_s=inf, longest_s=inf, now=0.0
         )

@@ -119,7 +119,7 @@ def test_a_request_that_waits_for_its_deadline_costs_a_few_forecasts() -> None:
 
 
 def test_a_request_with_nothing_to_compute_counts_as_one_token() -> None:
-    flow, cached = FlowControl[Ask](Flow(), AFleet(1)), Forecast(1.0, 1.0, 0.0, 0)
+    flow, cached = FlowControl[Ask](Flow(), AFleet(1)), Forecast(1.0, 0.0, 0)
     item = flow.offer(SECOND, cached, priority=0, tenant="", size_bytes=0, left_s=2.0, longest_s=inf, now=3.0)
     assert isinstance(item, QueueItem)
     assert (item.payload, item.tokens) == (SECOND, 1)

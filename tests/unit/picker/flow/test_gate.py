@@ -13,7 +13,7 @@ from epp.config.policy import Cost, PolicySpec
 from epp.picker.decision import Question
 from epp.picker.events import Pick
 from epp.picker.flow.queues import QueueItem
-from epp.picker.gate import FlowClaim, Gate, HeldRequest, ModelQueue, WaitingRequest, forecast_of
+from epp.picker.gate import FlowClaim, Gate, ModelQueue, WaitingRequest, forecast_of
 from epp.picker.picker import Picker
 from epp.picker.unserved import UnservedRequest
 from epp.protocol.asking import read_head, request_names
@@ -191,26 +191,16 @@ def test_the_figures_of_all_servers_follow_from_their_backlogs() -> None:
     assert ModelQueue(picker, "absent", Flow()).least_wait_s(now=0.0) == 0.0, "no server has it"
 
 
-def test_other_servers_are_considered_only_for_a_missed_deadline() -> None:
+def test_a_server_in_time_takes_a_request_of_a_late_first_choice() -> None:
     picker = busy_picker(busy=2)
     picker.pick(ask(text("third", 80_000)), now=0.0)
     picker.pick(ask(text("fourth")), now=0.0)
-    considered = picker.consider(ask(text("new")), now=0.0)
-    forecast = forecast_of(considered, left_s=inf)
-    assert forecast.soonest_s == pytest.approx(forecast.wait_s + forecast.own_s)
-    assert forecast.own_s == pytest.approx(forecast.tokens / RATE, abs=1 / RATE)
-    urgent = forecast_of(considered, left_s=forecast.soonest_s - 1.0)
-    assert urgent.soonest_s < forecast.soonest_s - 1.0, "the other server has less to do"
-    assert (urgent.wait_s, urgent.own_s) == (forecast.wait_s, forecast.own_s)
-
-
-def test_a_forecast_has_the_choice_that_is_committed() -> None:
-    picker, request = busy_picker(busy=1), ask(text("waits"))
-    queue = ModelQueue(picker, "m", Flow())
-    held = HeldRequest(request, picker.consider(request, now=0.0).prompt, queue, _never, inf)
-    forecast = queue.forecast(held, now=0.0)
-    pick = picker.commit(forecast.choice, now=0.0)
-    assert pick.decision.prompt_tokens - pick.decision.matched_tokens == pytest.approx(forecast.tokens, abs=1)
+    urgent = forecast_of(picker.consider(ask(text("new")), left_s=100.0, now=0.0))
+    assert urgent.wait_s + urgent.own_s < 100.0, "server b has less to do"
+    assert urgent.own_s == pytest.approx(urgent.tokens / RATE, abs=1 / RATE)
+    decision = picker.commit(urgent.choice, now=0.0).decision
+    assert (decision.chosen, decision.reason) == ("b", "deadline")
+    assert decision.prompt_tokens - decision.matched_tokens == pytest.approx(urgent.tokens, abs=1)
 
 
 def test_people_see_the_tenants_with_most_tokens_and_others_under_one_name() -> None:

@@ -57,6 +57,15 @@ def test_endpoints_left_out_go_by_load_and_those_that_fail_are_last() -> None:
     assert scheduler_of(PolicySpec(load=LOAD)).schedule(request(seen), b_fails).places == [2, 0, 1]
 
 
+def test_a_deadline_leads_to_no_left_out_server_nor_from_a_named_one() -> None:
+    seen = [SeenEndpoint("a", backlog=900.0), SeenEndpoint("b"), SeenEndpoint("c", backlog=500.0)]
+    b_fails = replace(snapshot(seen), failing=np.array([False, True, False]))
+    urgent = replace(request(seen), left_s=0.1)
+    assert scheduler_of(PolicySpec()).schedule(urgent, b_fails).places[0] == 2
+    named = replace(urgent, holder=0)
+    assert scheduler_of(PolicySpec()).schedule(named, snapshot(seen)).places[0] == 0
+
+
 def test_if_all_are_over_a_threshold_the_rule_ranks_them_all() -> None:
     choice = choose([SeenEndpoint(name, waiting=n, in_flight=n) for name, n in (("a", 300), ("b", 200))])
     assert (choice.places, choice.reason, choice.left_out) == ([1, 0], "saturated", {})
