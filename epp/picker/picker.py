@@ -112,10 +112,13 @@ class Picker:
         self.tidy(now=now)
         self.news.give_up_left(now=now)
 
+    @property
+    def overdue(self) -> bool:
+        """Whether entries have to be evicted, or marks of servers that fail have to be looked at."""
+        return bool(self.fleet.failures.marks) or self.caches.table.overdue
+
     def tidy(self, *, now: float) -> None:
-        """Evict in bounded portions, and look at the marks of servers that fail. Call this after a pick, so
-        that no request waits for this work.
-        """
+        """Do a portion of what is overdue. Call this after a pick, so that no request waits for this work."""
         if self.fleet.failures.marks:
             self.fleet.failures.look(now=now)
         if self.caches.table.overdue:

@@ -168,10 +168,10 @@ class LiveStreams:
             self.on_room()
 
     def picked(self) -> None:
-        """Have the picker tidied up soon: once for all picks until then, so that this never holds the loop
-        for longer than one portion.
+        """Have the picker tidied up soon, if it is overdue: once for all picks until then, so that this never
+        holds the loop for longer than one portion.
         """
-        if not self._untidy:
+        if self.picker.overdue and not self._untidy:
             self._untidy = True
             self.on_pick()
 

@@ -10,7 +10,6 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from epp.config.flow import Flow
 from epp.config.policy import Cost
 from epp.picker.gate import Gate
-from epp.picker.picker import Picker
 from epp.protocol.conversation import Conversation, LiveStreams
 from epp.protocol.settings import StreamSettings
 from epp.transport.http2.messages import OK as GRPC_OK
@@ -47,7 +46,7 @@ class Calls:
     def __init__(self, **flow: Any) -> None:
         bench = Bench(flow=Flow(**flow), cost=Cost(prefill_tokens_per_second=1.0))
         bench.set_endpoints(bench.picker.news.endpoints()[0].address)
-        self.picker: Picker = bench.picker
+        self.picker = bench.picker
         self.gate = Gate(self.picker)
         settings = StreamSettings(longest_delay_s=30.0)
         self.streams = LiveStreams(self.picker, settings=settings, clock=lambda: 1.0, gate=self.gate)
@@ -66,9 +65,8 @@ class Calls:
 
 
 def head() -> bytes:
-    message = ext_proc.ProcessingRequest()
+    message = ext_proc.ProcessingRequest(protocol_config={"request_body_mode": 2})
     fill(message.request_headers, HEADERS)
-    message.protocol_config.request_body_mode = 2
     return bytes(message.SerializeToString())
 
 

@@ -40,6 +40,8 @@ def test_picks_leave_work_for_later_once_until_it_is_done() -> None:
     calls, answered = Calls(), list[int]()
     call, caller = calls.ask(head())
     calls.streams.on_pick = lambda: answered.append(len(caller.sent))
+    calls.ask()  # leaves no work
+    calls.picker.fleet.failures.convict(next(iter(calls.picker.fleet.states())), now=1.0)
     call.message(body(), now=1.0)
     call.message(answer(), now=1.0)
     assert answered == [2], "the pick is answered before the work"
