@@ -144,7 +144,7 @@ class Peer(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now, turns = self.server.now(), self.server.turns
         if not self.connection.pending:
-            self._read_after = min(max(min(now, turns.busy_since), self._read_at), self._paused_at)
+            self._read_after = min(now, max(turns.busy_since, self._read_at), self._paused_at)
         self._paused_at = inf
         self._read_at = now
         if turns.busy_s > MOST_AT_ONCE_S:
@@ -228,8 +228,10 @@ class Peer(asyncio.Protocol):
         server, connection = self.server, self.connection
         self._will_flush = True
         events = connection.receive(data, now=now, limit=_STEPS)
-        if events or connection.pending or self._of_begun or self._of_new:
-            self._serve(events, now=now)
+        if events:
+            self._take_in(events, now=now)
+        if connection.pending or self._of_begun or self._of_new:
+            self._serve(now=now)
         self.flush()
         turns, ended = server.turns, server.now()
         turns.busy_s += ended - now
@@ -238,13 +240,10 @@ class Peer(asyncio.Protocol):
         if server.held.unsent > server.held.most:
             server.too_much_unsent()
 
-    def _serve(self, events: list[Event], *, now: float) -> None:
+    def _serve(self, *, now: float) -> None:
         """Serve calls that have begun first, then new calls, each for as long as a turn may take. While
         calls that have begun keep us busy, each turn serves one message of a new call.
         """
-        self._take_in(events, now=now)
-        if not (self.connection.pending or self._of_begun or self._of_new):
-            return
         turn_s = _TURN_S if self.urgent else _TURN_OF_OTHERS_S
         until = now + turn_s
         now = self._hand_over(self._of_begun, until=until, now=self.server.now())

@@ -36,6 +36,6 @@ def _check_table(table: StreamTable) -> None:
         assert number == stream.number <= table.last_id
         assert 0 <= stream.window <= table.limits.stream_window_bytes
         assert stream.end is None or stream.backlog or stream in table.lingering
-    assert {*table.lingering, *table.stalled, *table._waiting} <= {*table.by_number.values()}
+    assert {*table.lingering, *table.stalled, *table.waiting} <= {*table.by_number.values()}
     assert table.own.unsent == sum(len(stream.backlog or b"") for stream in table.by_number.values())
     assert len(table.lately) <= _LATELY

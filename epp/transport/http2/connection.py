@@ -104,7 +104,7 @@ class Connection:
                 self._read()
             except FrameError as error:
                 self._fail(error.code, error.reason)
-            if table.send_some(max(1, table.steps)):
+            if table.waiting and table.send_some(max(1, table.steps)):
                 self.pending = True
         return self._taken()
 
@@ -142,9 +142,7 @@ class Connection:
 
     def _taken(self) -> list[Event]:
         """Take the events out of the table, since a body must not stay in memory until the next event."""
-        events = self._table.events
-        if events:
-            self._table.events = []
+        events, self._table.events = self._table.events, []
         return events
 
     # -- reading ---------------------------------------------------------------------------------------------

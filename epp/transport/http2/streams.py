@@ -92,7 +92,7 @@ class StreamTable:
         that are sent on count as steps, and parts of dear frames do, too."""
         self.events: list[Event] = []
         """Events that wait for the connection's owner."""
-        self.out: list[bytes] = []
+        self.out: list[bytes | bytearray] = []
         """The frames to be written, in the order of the wire."""
         self.by_number: dict[int, Stream] = {}
         self.lingering: dict[Stream, float] = {}
@@ -117,7 +117,7 @@ class StreamTable:
         self._credit = 0
         self._step = limits.connection_window_bytes // 2
         self._stream_step = limits.stream_window_bytes // 2
-        self._waiting: OrderedDict[Stream, None] = OrderedDict()
+        self.waiting: OrderedDict[Stream, None] = OrderedDict()
         """Streams that wait for the window of the connection, or for their turn to send."""
         self._buckets: dict[str, tuple[float, float]] = {}
         """The tokens of a bucket, and when they were counted."""
@@ -224,12 +224,12 @@ class StreamTable:
             size = min(len(backlog), self.frame_bytes, window, self.window)
             if size <= 0:
                 if window > 0:
-                    self._waiting[stream] = None
+                    self.waiting[stream] = None
                 self.stalled.setdefault(stream, self.now)
                 return False
             flags = Flag.END_STREAM if stream.end == b"" and size == len(backlog) else 0
             self.out.append(pack_head(size >> 8, size & 0xFF, Kind.DATA, flags, stream.number))
-            self.out.append(bytes(backlog[:size]))
+            self.out.append(backlog[:size])
             del backlog[:size]
             stream.peer_credit -= size
             self.window -= size
@@ -271,16 +271,16 @@ class StreamTable:
         if widest + initial_window > frames.MAX_WINDOW:
             raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overflow")
         self.initial_window = initial_window
-        self._waiting.update(dict.fromkeys(self.stalled))
+        self.waiting.update(dict.fromkeys(self.stalled))
 
     def send_some(self, most: int) -> bool:
         """Send the answers of at most so many streams that waited for their turn, those first that have
         waited longest. Returns whether more may be sent now.
         """
-        while self._waiting and self.window > 0 and most > 0:
+        while self.waiting and self.window > 0 and most > 0:
             most -= 1
-            self.pump(self._waiting.popitem(last=False)[0])
-        return bool(self._waiting) and self.window > 0
+            self.pump(self.waiting.popitem(last=False)[0])
+        return bool(self.waiting) and self.window > 0
 
     # -- ends ------------------------------------------------------------------------------------------------
 
@@ -321,7 +321,7 @@ class StreamTable:
         self.by_number.pop(stream.number, None)
         self.lingering.pop(stream, None)
         self.stalled.pop(stream, None)
-        self._waiting.pop(stream, None)
+        self.waiting.pop(stream, None)
         if stream.backlog is not None:
             self._wait(-len(stream.backlog))
             stream.backlog = None
