@@ -90,8 +90,9 @@ class Sources:
             pause_s = pauses.next_s()
             self.failures[source] += 1
             reason = "it returned" if failure is None else f"{type(failure).__name__}: {failure}"[:500]
-            recent = {name: one for name, one in self._last.items() if loop.time() - one[0] < _RAN_WELL_S}
-            self._last = recent | {task.get_name(): (loop.time(), reason)}
+            self._last[task.get_name()] = loop.time(), reason
+            # Named by no variable: the frame of each loop would keep it, and hundreds may fail together.
+            self._last = {name: one for name, one in self._last.items() if loop.time() - one[0] < _RAN_WELL_S}
             _log_failure(task.get_name(), source, failure, reason, pause_s=pause_s)
             await asyncio.sleep(pause_s)
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import tracemalloc
 import weakref
 from collections.abc import AsyncIterator
 
@@ -89,6 +90,20 @@ async def test_a_source_that_fails_does_not_affect_the_others() -> None:
     async with kept(kept_by, bad), kept(kept_by, good):
         await wait_until(lambda: bad.runs == 6, what="the failing source was started again")
         assert good.runs == 1
+
+
+async def test_many_sources_that_fail_together_take_little_memory() -> None:
+    failing, kept_by = FailingSource(*[ConfigError("away")] * 500), sources(first_pause_s=60.0)
+    tracemalloc.start()
+    loops = [asyncio.create_task(kept_by.keep("file", failing.run), name=f"loop {n}") for n in range(500)]
+    await wait_until(lambda: failing.runs == 500, what="all have failed")
+    taken_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(kept_by.failing(now=0.0)) == 500
+    for loop in loops:
+        loop.cancel()
+    await asyncio.wait(loops)
+    assert taken_bytes < 500 * 8_000
 
 
 def test_pauses_double_up_to_a_bound_and_are_short_again_after_a_reset() -> None:
