@@ -101,7 +101,8 @@ class Guesses:
         The server may have been removed, another server may have its name, or prompts may be cut differently
         now.
         """
-        same_server = self._fleet.get(guess.state.endpoint.name) is guess.state and self._same_process(guess)
+        state = guess.state
+        same_server = self._fleet.get(state.endpoint.name) is state and state.process == guess.process
         return same_server and guess.table is self._caches.table and bool(guess.chain)
 
     def prove(self, guess: Guess, *, now: float) -> int | None:
@@ -109,7 +110,7 @@ class Guesses:
         if not guess.open:
             return None
         guess.open, guess.proven = False, True
-        if guess.adapter and self._same_process(guess):
+        if guess.adapter and guess.state.process == guess.process:
             guess.state.settle_adapter(guess.adapter)
             slots = self._caches.spec.lora.slots_per_endpoint
             guess.booking.loads |= guess.state.use_adapter(guess.adapter, most=slots, now=now)
@@ -123,7 +124,7 @@ class Guesses:
         if not guess.open:
             return
         guess.open = False
-        if guess.adapter and self._same_process(guess):
+        if guess.adapter and guess.state.process == guess.process:
             guess.state.settle_adapter(guess.adapter)
         drop_guess(guess.table, guess.entries)
 
@@ -245,9 +246,6 @@ class Guesses:
             self.lost(work)
         for _, _, pick in self._doubted.pop(state, ()):
             self.drop(pick.guess)
-
-    def _same_process(self, guess: Guess) -> bool:
-        return guess.state.process == guess.process
 
 
 # -- what guesses write into the table -----------------------------------------------------------------------
