@@ -108,13 +108,6 @@ async def test_websockets_bypass_the_picker(bench: EnvoyBench) -> None:
     assert all(DESTINATION not in r.headers for b in bench.backends for r in b.prompts)
 
 
-async def test_a_new_endpoint_serves_once_it_is_written(bench: EnvoyBench) -> None:
-    async with running_backend("new") as new:
-        await bench.set_endpoints([*(b.address for b in bench.backends), new.address])
-        bench.picker.always(new.address)
-        assert (await bench.client.complete()).served_by == "new"
-
-
 async def test_an_ipv6_endpoint_serves(bench: EnvoyBench) -> None:
     async with running_backend("six", host="::1") as six:
         await bench.set_endpoints([six.address])

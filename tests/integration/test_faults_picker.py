@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness.client import OpenReply, Reply
 from tests.harness.envoy import PICKER, cluster
-from tests.harness.gateway import Gateway, answers_in_flight, running_gateway, running_picker
+from tests.harness.gateway import Gateway, answers_in_flight, running_gateway
 from tests.harness.http2 import http2_client
 from tests.harness.processes import wait_until
 
@@ -51,21 +51,6 @@ async def test_running_answers_complete_and_new_requests_are_served(tmp_path: Pa
         assert [r.status for r in replies] == [200] * STREAMS
         await let_go(gateway, answers)
         assert await gateway.envoy.bypassed() >= STREAMS
-
-
-@pytest.mark.core
-async def test_a_picker_that_comes_back_is_asked_again(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path) as gateway:
-        gateway.picker.process.kill()
-        await gateway.envoy.wait_stat_is(f"{PICKER}membership_healthy", 0)
-        assert (await gateway.client.complete()).status == 200
-        bypassed = await gateway.envoy.bypassed()
-        assert bypassed == 1
-        async with running_picker(gateway.config, directory=tmp_path, name="picker-again") as again:
-            await gateway.envoy.wait_stat_is(f"{PICKER}membership_healthy", 1)
-            await gateway.client.complete(headers={"x-request-id": "after"})
-            assert await again.decision("after")
-            assert await gateway.envoy.bypassed() == bypassed
 
 
 @pytest.mark.core

@@ -17,7 +17,7 @@ import pytest
 from tests.harness.backend import Behaviour
 from tests.harness.client import Reply
 from tests.harness.envoy import EXT_PROC
-from tests.harness.gateway import Gateway, running_gateway, write_endpoints
+from tests.harness.gateway import Gateway, running_gateway
 from tests.harness.processes import wait_until
 
 pytestmark = pytest.mark.envoy
@@ -133,20 +133,3 @@ async def test_all_that_wait_for_a_killed_picker_pass_or_all_get_503(tmp_path: P
             await gateway.envoy.bypassed() >= bypassed + 5 if passes else await gateway.envoy.bypassed() == 0
         )
         assert len(gateway.backends[0].prompts) == (6 if passes else 1)
-
-
-async def test_requests_wait_for_the_first_server_of_an_empty_pool(tmp_path: Path) -> None:
-    policy = {"flow": {"waitForServerSeconds": 60}}
-    async with running_gateway(tmp_path, policy=policy, backends=1) as gateway:
-        assert (await gateway.client.complete("first " * 40)).status == 200
-        write_endpoints(gateway.config, [])
-        tasks: list[asyncio.Task[Reply]] = []
-
-        async def waits() -> bool:
-            if not tasks or tasks[-1].done():
-                tasks.append(asyncio.create_task(gateway.client.complete("second " * 40)))
-            return await gateway.picker.metric("epp_pool_saturation", pool="") == 1
-
-        await wait_until(waits, what="a request waits, and the saturation shows it")
-        write_endpoints(gateway.config, gateway.backends)
-        assert (await tasks[-1]).status == 200

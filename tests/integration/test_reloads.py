@@ -77,16 +77,6 @@ async def test_a_new_policy_keeps_the_table_and_a_bad_one_changes_nothing(tmp_pa
         assert "spec.rule" in gateway.picker.process.tail()
 
 
-@pytest.mark.core
-async def test_an_endpoints_file_that_is_refused_leaves_all_endpoints_in_place(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path) as gateway:
-        Path(gateway.config.endpoints_file).write_text("endpoints: [{name: a, address: localhost}]")
-        await reload_ok(gateway, "endpoints", 0.0)
-        assert {(await gateway.client.complete(f"{n}")).status for n in range(6)} == {200}
-        assert await gateway.picker.metric("epp_endpoint_ready") == len(gateway.backends)
-        assert "endpoints[0].address" in gateway.picker.process.tail()
-
-
 async def test_endpoints_come_into_use_once_envoys_file_can_be_written_again(tmp_path: Path) -> None:
     """A folder that is no folder stands for a full or read-only disk: each fails a write with an OSError."""
     folder, away = tmp_path / "run", tmp_path / "away"

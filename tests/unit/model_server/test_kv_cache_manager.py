@@ -1,10 +1,8 @@
 """The KV cache manager and its block pool, step by step."""
 
-import pytest
-
 from model_server.core.block_pool import BlockId
 from model_server.core.kv_cache import KVCacheManager
-from model_server.core.request import Adapter, Request, RequestState, TokenId
+from model_server.core.request import Request, RequestState, TokenId
 from tests.harness.engine_requests import block_ids, request_of
 
 
@@ -99,23 +97,6 @@ def test_001_5_hits_that_wait_in_the_free_queue_do_not_count_as_free() -> None:
     assert manager.allocate(wanted, computed, num_new_tokens=16)
     assert manager.pool.num_free == 0
     manager.check_integrity()
-
-
-@pytest.mark.parametrize(
-    "stranger",
-    [
-        {"salt": "tenant-b"},
-        {"adapter": Adapter("style")},
-        {"adapter": Adapter("style", "/v2"), "salt": "tenant-a"},
-        {},
-    ],
-)
-def test_different_adapters_and_salts_share_no_blocks(stranger: dict[str, object]) -> None:
-    manager = manager_of(20)
-    owner = {"adapter": Adapter("style", "/v1"), "salt": "tenant-a"}
-    admit(manager, request_of(64, **owner))  # type: ignore[arg-type]  # keyword sets of the table above
-    assert admit(manager, request_of(64, **stranger)) == 0  # type: ignore[arg-type]  # as above
-    assert admit(manager, request_of(64, **owner)) == 48  # type: ignore[arg-type]  # as above
 
 
 def test_without_prefix_caching_nothing_is_found() -> None:

@@ -102,11 +102,13 @@ def test_34_000_different_keys_leave_no_collection_larger_than_its_bound() -> No
     process.check()
 
 
-def test_names_of_servers_that_left_stay_in_no_collection() -> None:
+@pytest.mark.parametrize("uid", ["", "u"], ids=["from a file", "pods"])
+def test_names_of_servers_that_left_stay_in_no_collection(uid: str) -> None:
     process, counted = Process(), list[Counter[str]]()
     for n in range(900):
         now, address = 10.0 * n, Address("10.1.0.0", 8000 + n)
-        process.picker.news.set_endpoints([Endpoint(EndpointName(f"server {n}"), address)], now=now)
+        server = Endpoint(EndpointName(f"server {n}"), address, incarnation=uid and f"{uid}{n}")
+        process.picker.news.set_endpoints([server], now=now)
         pick = process.picker.pick(ask(b"prompt", stream=True), now=now)
         process.picker.on_response_headers(pick, status=200, served=address, now=now)
         process.picker.end(pick, outcome="ended", now=now)

@@ -4,15 +4,12 @@ until the garbage collector finds it.
 """
 
 import gc
-import itertools
 import json
-import sys
 import tracemalloc
 from collections.abc import Iterator, Sequence
 
 import pytest
 
-from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.flow import WaitingSettings
 from epp.config.policy import Sampling
 from epp.observe.telemetry.decisions import DecisionRing
@@ -23,7 +20,6 @@ from epp.protocol.header_names import TEST_SELECTION
 from epp.protocol.http_events import Action, Headers, Piece
 from epp.protocol.stream import HttpStream
 from tests.unit.protocol.stream_bench import (
-    BODY,
     BUFFERED,
     HEADERS,
     Bench,
@@ -102,36 +98,6 @@ def test_long_values_that_a_client_sends_are_not_kept_in_full(
             streams.pop().close(now=number + 0.2)
     assert bench.in_flight() == (len(streams) if state == "open" else 0)
     assert _held_bytes() - before < _REQUESTS * _KEPT_BYTES
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("process", ["", "u"], ids=["from a file", "pods"])
-def test_names_of_endpoints_that_left_leave_nothing(process: str) -> None:
-    bench, rounds = Bench(), itertools.count()
-    metrics = Metrics(decisions=DecisionRing(maxlen=5), state=_no_status)
-    bench.picker.subscribe(metrics.on_event)
-    asked = request_headers(HEADERS, modes=BUFFERED), request_body(BODY, end_of_stream=True)
-
-    def churn(count: int) -> int:
-        for number in itertools.islice(rounds, count):
-            now, name = number * 30.0, f"server-{number}"
-            address = Address(f"10.0.{number // 250 % 250}.{number % 250}", 8000)
-            endpoint = Endpoint(EndpointName(name), address, incarnation=process and f"{process}{number}")
-            bench.picker.news.set_endpoints([endpoint], now=now)
-            stream = bench.stream()
-            for event in (*asked, response_headers([(":status", "200")])):
-                stream.receive(event, now=now)
-            stream.close(now=now)
-            bench.picker.housekeep(now=now)
-            for noted in (bench.seen.picks, bench.seen.over, bench.seen.mismatches):
-                noted.clear()
-            metrics.keep({state.endpoint.name for state in bench.picker.fleet.states()})
-        gc.collect()
-        return sys.getallocatedblocks()
-
-    before = churn(1_000)
-    # `Demand` keeps the time of each request, bounded in number.
-    assert churn(1_000) - before < 1_000 + 500, "less than one block a name"
 
 
 @pytest.fixture(autouse=True)

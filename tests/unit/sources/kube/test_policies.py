@@ -50,18 +50,6 @@ class JudgedPolicies:
         return accepted.message, programmed.message
 
 
-def test_a_sound_policy_routes() -> None:
-    policies = JudgedPolicies(policy("p", rule="affinity", generation=3))
-    assert policies.acting == ("p", 3, "affinity")
-    assert policies.conditions("p") == "True Accepted, True Programmed"
-
-
-def test_a_policy_for_another_pool_is_ignored() -> None:
-    policies = JudgedPolicies(policy("p", target="another", rule="affinity"))
-    assert policies.outcome.acting == DEFAULT_POLICY
-    assert policies.outcome.statuses == {}
-
-
 def test_a_policy_whose_target_changes_to_another_pool_is_removed() -> None:
     policies = JudgedPolicies(policy("p", rule="affinity"))
     policies.put(policy("p", rule="affinity", target="another", generation=2))
@@ -114,12 +102,6 @@ def test_a_policy_that_was_refused_from_the_start_does_not_block_others() -> Non
     assert policies.acting[0] == "good"
     assert policies.conditions("bad") == "False Invalid, False Invalid"
     assert policies.messages("bad")[1] == "policy good routes"
-
-
-def test_a_restarted_picker_takes_the_last_accepted_spec_from_the_status() -> None:
-    status = {"lastAccepted": {"generation": 1, "spec": {"targetRef": {"name": "vllm"}, "rule": "affinity"}}}
-    after = JudgedPolicies(policy("p", generation=2, sessionHeader="host", status=status))
-    assert after.acting == ("p", 1, "affinity")
 
 
 @pytest.mark.parametrize(
