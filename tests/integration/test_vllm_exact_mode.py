@@ -23,7 +23,7 @@ from epp.sources.kvevents.routed_prompts import RoutedPrompts
 from epp.sources.kvevents.service import ExactService
 from tests.harness.processes import wait_until
 from tests.harness.tasks import running_task
-from tests.invariants.kvevents import check_exact
+from tests.invariants.kvevents import check_exact, nodes_of
 from tests.invariants.picker import check_picker
 from tests.vllm_env import tiny_model
 from tests.vllm_env.environment import VllmEnvironment
@@ -139,7 +139,7 @@ async def test_every_block_of_routed_prompts_has_name_that_vllms_events_give_it(
         server = here.service.status.servers[first]
         assert (server.state, server.reason) == ("following", "")
         # Every block of every chain is known to be held, not only one block of each.
-        chunks = {node for node in here.exact.tree if node.blocks}
+        chunks = {node for node in nodes_of(here.exact.tree) if node.blocks}
         assert chunks
         assert all(map(here.exact.known[first].holds, chunks))
 

@@ -34,15 +34,15 @@ def check_columns(columns: Columns) -> None:
     for slot, state in enumerate(columns._states):
         assert state.slot == slot
         assert state.changed is columns.changed
-        row = [column[slot] for column in columns._rows]
-        columns._copy(slot)
-        assert row == [column[slot] for column in columns._rows], "each change was noted"
         assert columns._rate[slot] == state.tokens_per_s
         assert columns._failing.get(slot, 0) == state.failures
         assert columns._pages[slot] is state.metrics
         assert (slot in columns.asleep) == (state.metrics is not None and state.metrics.asleep)
         assert np.isnan(columns._waiting[slot]) or columns._most[0] >= columns._waiting[slot]
-        assert columns._loaded[slot] == state.loaded_adapters
+        assert columns._loaded[slot] == state.loaded_adapters, "each change was noted"
+        row = [column[slot] for column in columns._rows]
+        columns._copy(slot)
+        assert row == [column[slot] for column in columns._rows], "each change was noted"
         for adapter in columns._loaded[slot]:
             holders[adapter].add(slot)
     assert columns._holders == holders

@@ -1,5 +1,7 @@
 """The invariants of exact mode (`epp/sources/kvevents`)."""
 
+from collections.abc import Collection
+
 from epp.sources.kvevents.decoding import TIERS, BlockName
 from epp.sources.kvevents.exact import _MAX_CHECKS, Exact
 from epp.sources.kvevents.knowledge import _BITS, ChunkTree, KnownServer, Node
@@ -27,6 +29,10 @@ def check_tree(tree: ChunkTree) -> None:
             assert tree._nodes[node.parent.chunk] is node.parent, "a chunk without what it continues"
             assert order[node.parent.chunk] > order[chunk], "a prefix would go before its end"
     assert {b: set(nodes) for part in tree._users.parts for b, nodes in part.items()} == used
+
+
+def nodes_of(tree: ChunkTree) -> Collection[Node]:
+    return tree._nodes.values()
 
 
 def _check_known(known: KnownServer) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -83,9 +83,6 @@ class ChunkTree:
         self._nodes: OrderedDict[ChunkHash, Node] = OrderedDict()
         """In the order in which they are removed: a parent comes after its children."""
         self._users = ByBlock[tuple[Node, ...]]()
-
-    def __iter__(self) -> Iterator[Node]:
-        return iter(self._nodes.values())
 
     def users(self, block: BlockName) -> tuple[Node, ...]:
         """Return the nodes that contain the block. Usually there is one."""

@@ -173,7 +173,9 @@ def test_endpoints_that_answer_are_candidates() -> None:
     assert not a_fleet(endpoint("a")).prefilling
 
 
-EVENTS = st.sampled_from(["book", "end", "detach", "page", "fail", "adapter", "restart", "leave"])
+EVENTS = st.sampled_from(
+    ["book", "end", "detach", "page", "fail", "adapter", "expect", "settle", "restart", "leave"]
+)
 
 
 @pytest.mark.slow
@@ -206,6 +208,10 @@ def test_after_any_events_the_columns_agree_with_the_states(events: list[tuple[s
             state.scrape_failed(now=now)
         elif event == "adapter":
             state.use_adapter("wxyz"[number], most=2, now=now)
+        elif event == "expect":
+            state.expect_adapter("wxyz"[number])
+        elif event == "settle" and state.expected_adapters:
+            state.settle_adapter(next(iter(state.expected_adapters)))
         elif event == "restart":
             state.forget_server(now=now)
         elif event == "leave" and len(fleet) > 1:

@@ -8,7 +8,7 @@ from epp.sources.kvevents.decoding import BlockName, Cleared, Removed, Stored
 from epp.sources.kvevents.exact import Exact
 from epp.sources.kvevents.knowledge import ByBlock, ChunkTree, MappedPrompt, Node
 from tests.harness.steps import steps
-from tests.invariants.kvevents import check_exact, check_tree
+from tests.invariants.kvevents import check_exact, check_tree, nodes_of
 
 A = EndpointName("a")
 
@@ -35,9 +35,9 @@ def test_ends_of_the_chains_that_were_not_mapped_for_longest_time_go_first() -> 
     tree.map(mapped([1, 2], [71, 72], [1, 2]))
     tree.map(mapped([5], [75], [1]))
     tree.map(mapped([1, 3], [71, 73], [1, 2]))
-    assert {node.chunk for node in tree} == {1, 3, 5}
+    assert {node.chunk for node in nodes_of(tree)} == {1, 3, 5}
     tree.map(mapped([6], [76], [1]))
-    assert {node.chunk for node in tree} == {1, 3, 6}
+    assert {node.chunk for node in nodes_of(tree)} == {1, 3, 6}
     assert tree.users(BlockName(72)) == ()
     check_tree(tree)
 
