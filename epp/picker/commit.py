@@ -16,8 +16,7 @@ from typing import Final, NamedTuple, get_args
 from epp.base.types import RANK, RANK_ADDRESS, Address, ApiKind, Endpoint, EndpointName
 from epp.picker.decision import Decision, Outcome, Question
 from epp.picker.endpoints.endpoint_state import EndpointState
-from epp.picker.endpoints.failures import is_fault
-from epp.picker.endpoints.marks import Form, Proof
+from epp.picker.endpoints.marks import Form, Proof, is_fault
 from epp.picker.endpoints.prefill_rate import MOST_SLOWNESS
 from epp.picker.events import BEGUN, FOLLOWS, OVER, Answered, Began, Ended, Moved, Phase, Pick, PrefillBegan
 from epp.picker.fleet_news import FleetNews
@@ -25,7 +24,7 @@ from epp.picker.prefilling import Prefilling
 from epp.picker.scheduling.schedule import Choice
 from epp.picker.scheduling.snapshot import SentPick
 from epp.picker.server_caches import Prompt
-from epp.request.response import ResponseFeedback
+from epp.request.response import NO_CONTENT, PARTIAL, ResponseFeedback
 
 _ENDS: Final = {outcome: Phase[outcome.upper()] for outcome in get_args(Outcome)}
 _WITHOUT_TOKENS: Final = (ApiKind.EMBEDDINGS, ApiKind.QUERY, ApiKind.OTHER)
@@ -196,15 +195,19 @@ class Commits:
         """
         if pick.decision.kind in _WITHOUT_TOKENS:
             return False
-        doubtful = self._fleet.answers.ended(pick.state, pick.wait, now=now)
+        model, path_hash = pick.decision.model, pick.path_hash
+        doubtful = self._fleet.answers.ended(pick.state, pick.wait, model, path_hash=path_hash, now=now)
         if doubtful:
             self._said_no(pick, now=now)
+        doubtful = doubtful or pick.said_no
         takes_s = pick.guess.booking.tokens / (MOST_SLOWNESS * pick.state.tokens_per_s)
         if pick.streams and not pick.guess.proven and now - pick.wait.sent_at < takes_s:
             doubtful, pick.computed = True, False
         return doubtful
 
     def _said_no(self, pick: Pick, *, now: float) -> None:
+        if pick.said_no:
+            return
         pick.said_no = True
         tokens = pick.decision.prompt_tokens - pick.decision.matched_tokens
         self._fleet.answers.said_no(pick.state, sent_at=pick.wait.sent_at, tokens=tokens, now=now)
@@ -256,10 +259,10 @@ class Commits:
         self._fleet.failures.failed(pick.state, Form.FAILS, pick.decision.model, now=now)
 
     def _on_body_status(self, pick: Pick, status: int, *, now: float) -> None:
-        """Take in what the body of an answer shows: it has a token (200), or the code of an error."""
-        if status < 400:
+        """Take in what the body of an answer shows: a token (200), none, or the code of an error."""
+        if status == 200:
             pick.state.account.read_at = now
-        else:
+        elif status >= 400:
             pick.decision.status = status
             pick.failed = pick.prefill is None and is_fault(status)
             self._guesses.lost(pick)
@@ -268,10 +271,11 @@ class Commits:
     def _judge(self, pick: Pick, status: int, *, proof: Proof = Proof.BEGUN, now: float) -> None:
         """Record whether this answer of its server is good or bad, or may be the client's own fault."""
         failures, model = self._fleet.failures, pick.decision.model
-        if status < 400:
+        bare = status in (NO_CONTENT, PARTIAL)
+        if status < 400 and not bare:
             if pick.asks:
                 self._fleet.answers.well(pick.state, model, path_hash=pick.path_hash)
-                if failures.marks:
+                if failures.marks or proof is Proof.TOKEN:
                     failures.good(pick.state, model, proof=proof, now=now)
             return
         self._said_no(pick, now=now)
@@ -281,6 +285,8 @@ class Commits:
             suspect = pick.state if pick.prefill is None else pick.prefill.state
             form = Form.FAILS if proof is Proof.BEGUN else Form.TELLS
             failures.failed(suspect, form, model, now=now)
+        elif bare:
+            pick.failed = failures.bare(pick.state, model, path_hash=pick.path_hash, now=now)
         elif model and status not in (404, 501):
             failures.refused(pick.state, model, path_hash=pick.path_hash, now=now)
         elif model and status == 404 and not (any(pick.prompt.size.media) or pick.decision.unread):

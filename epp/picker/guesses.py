@@ -234,10 +234,10 @@ class Guesses:
             del self._doubted[state]
 
     def answered(self, work: Pick, *, now: float) -> None:
-        """Take in the headers of a good answer."""
+        """Take in the headers of a good answer. They prove nothing if a page or the body will show more."""
         page = work.state.metrics
         counts = page is not None and page.ttft_count is not None
-        if not work.streams or not counts:
+        if not (counts if work.streams else work.sampled):
             self.computed(work, now=now)
 
     def forget(self, state: EndpointState) -> None:

@@ -18,8 +18,7 @@ from epp.base.types import PREFILLER, ApiKind
 from epp.config.policy import PolicySpec
 from epp.picker.decision import Prefill, Question
 from epp.picker.endpoints.endpoint_state import EndpointState
-from epp.picker.endpoints.failures import is_fault
-from epp.picker.endpoints.marks import Proof
+from epp.picker.endpoints.marks import Proof, is_fault
 from epp.picker.events import Pick, PrefillEnded, PrefillJob
 from epp.picker.fleet_news import FleetNews
 from epp.picker.scheduling.least_cost import cost_s

@@ -71,8 +71,10 @@ def sampled_answer(
     stream stays to the end. A data plane that wants the request's body back cannot be asked for that of the
     answer.
     """
-    comes = modes.response_body is not BodyMode.NONE or (
-        hold and settings.mode_override and not modes.request_body.echoed
+    comes = (
+        event.end_of_stream
+        or modes.response_body is not BodyMode.NONE
+        or (hold and settings.mode_override and not modes.request_body.echoed)
     )
     if pick.decision.status != 200 or not comes:
         return None

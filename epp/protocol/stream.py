@@ -157,7 +157,7 @@ class HttpStream:
         picker, pick, outcome = self._context.picker, self.pick, self._outcome()
         goes_on = goes_on and self.phase is not Phase.DONE
         if self._sampled is not None and not goes_on:
-            self._end_answer(now=now)
+            self._end_answer(whole=False, now=now)
         if not self._release() or pick is None:
             return
         if goes_on:
@@ -395,12 +395,14 @@ class HttpStream:
             self._enter(Phase.ANSWERED)
         else:
             asking.note_answer(event, pick, context.picker, now=now)
-            if pick.sampled and not event.end_of_stream:
+            if pick.sampled:
                 self._sampled = sampled_answer(
                     event, pick, context.settings, modes=self._modes, hold=self.hold
                 )
         if event.end_of_stream:
-            self._enter(Phase.DONE)
+            if self._sampled is not None:
+                self._enter(Phase.READING)  # the whole body: it is empty
+            self._end_answer(now=now)
         reads = self._sampled is not None
         self.passes = self._modes.response_body.echoed and not reads
         if not reads and not self._explains and not context.settings.conformance_headers:
@@ -424,11 +426,11 @@ class HttpStream:
             return PLAIN[Slot.RESPONSE_BODY]
         return pieces(Slot.RESPONSE_BODY, event.data, end_of_stream=event.end_of_stream)
 
-    def _end_answer(self, *, now: float) -> None:
+    def _end_answer(self, *, whole: bool = True, now: float) -> None:
         """Pass what a sampled answer showed to the picker. An answer without a byte showed nothing."""
         sampled, self._sampled = self._sampled, None
         if sampled is not None and self.pick is not None and self.phase is Phase.READING:
-            feedback = sampled.finish()
+            feedback = sampled.finish(whole=whole)
             self._context.picker.on_feedback(self.pick, feedback, now=now)
             self._note_made(feedback.made, now=now)
         if self.phase in (Phase.ANSWERED, Phase.READING):

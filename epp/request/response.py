@@ -29,11 +29,12 @@ _END: Final = re.compile(rb"\r?\n\r?\n")
 _LONGEST_END: Final = 4
 _DATA: Final = re.compile(rb"(?m)^data: ?(.*)$")
 MOST_LINES: Final = 200_000
+MAX_EVENT_BYTES = 1 << 20
+"""Bound of one event, or of a whole answer in plain JSON. A larger one is skipped."""
 
 
 class EventSplitter:
-    def __init__(self, *, max_event_bytes: int) -> None:
-        self._max_event_bytes = max_event_bytes
+    def __init__(self) -> None:
         self._held = bytearray()
         """The event that has not ended."""
         self._skips = False
@@ -52,7 +53,7 @@ class EventSplitter:
         del held[:at]
         if self._lines > MOST_LINES:
             held.clear()
-        elif len(held) >= self._max_event_bytes + _LONGEST_END:
+        elif len(held) >= MAX_EVENT_BYTES + _LONGEST_END:
             self._skips = self.dropped = True
             del held[: 1 - _LONGEST_END]
         return events
@@ -67,15 +68,12 @@ class EventSplitter:
         if self._lines == 0:
             text = text.removeprefix(_BOM)
         self._lines += text.count(b"\n") + 2  # with the blank line
-        if skips or len(text) > self._max_event_bytes or self._lines > MOST_LINES:
+        if skips or len(text) > MAX_EVENT_BYTES or self._lines > MOST_LINES:
             self.dropped = True
             return []
         data = b"\n".join(_DATA.findall(text.replace(b"\r\n", b"\n")))
         return [data] if data else []
 
-
-MAX_EVENT_BYTES = 1 << 20
-"""Bound of one event, or of a whole answer in plain JSON. A larger one is skipped."""
 
 _MOST_UNITS = 20_000
 """Bound of the strings, lists, objects and commas in one event or answer. One with more would take too long
@@ -89,6 +87,10 @@ _FRONT: Final = re.compile(rb'\s*\{(?:[^{}]{0,99}"response"\s*:\s*\{)?\s*"id"\s*
 """The id in front of an answer, or of the response in an event."""
 _UNPACKED_BYTES: Final = 65_536
 """What is read of a compressed answer."""
+NO_CONTENT: Final = 204
+"""The status of an answer that says why it ends, and has no token."""
+PARTIAL: Final = 206
+"""The status of an answer without its own end, or of broken JSON."""
 _DECODER = msgspec.json.Decoder(float_hook=bool)
 """Floats stay undecoded: they are not used, and some take microseconds to decode."""
 
@@ -104,8 +106,8 @@ class ResponseFeedback:
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     status: int | None = None
-    """The status that the body shows: 200 if something was generated, the code of an error, or 500 if the
-    answer's own end came first."""
+    """The status that the body shows: 200 if something was generated and the answer's own end came, the code
+    of an error, `NO_CONTENT`, or `PARTIAL` if the server ended the answer otherwise."""
     made: str = ""
     """The id of what the server made, if only the end showed it. See `ResponseReader.feed`."""
 
@@ -116,9 +118,10 @@ class ResponseReader:
         encoding, makes = content_encoding.strip().lower(), kind in (ApiKind.RESPONSES, ApiKind.QUERY)
         plain = (encoding in ("", "identity") and kind is not ApiKind.OTHER) or (encoding == "gzip" and makes)
         is_json = media_type == "application/json" or media_type.endswith("+json")
-        events = EventSplitter(max_event_bytes=MAX_EVENT_BYTES)
+        events = EventSplitter()
         self._kind = kind
-        self._events = events if plain and media_type == "text/event-stream" else None
+        # Whatever is not JSON is read as events. A page of HTML has none, so it is an answer without a token.
+        self._events = events if plain and not is_json and kind is not ApiKind.EMBEDDINGS else None
         self._json = bytearray() if plain and is_json else None
         self._packed = zlib.decompressobj(wbits=31) if plain and encoding == "gzip" else None
         self._room = _UNPACKED_BYTES
@@ -165,8 +168,10 @@ class ResponseReader:
         self._room -= len(text)
         return text
 
-    def finish(self) -> ResponseFeedback:
-        """Return the result. Call this once, when the answer has ended or was cut off."""
+    def finish(self, *, whole: bool = True) -> ResponseFeedback:
+        """Return the result. Call this once, when the answer has ended or was cut off. whole: the server
+        ended it. Otherwise the client may have left, so what is missing shows nothing.
+        """
         if self._events is not None:
             for data in self._events.finish():
                 self._on_event(data)
@@ -187,17 +192,17 @@ class ResponseReader:
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
             completion_tokens=counts("completion_tokens", counts("output_tokens")),
-            status=self._status(),
+            status=self._status(whole=whole),
             made=self._made,
         )
 
-    def _status(self) -> int | None:
-        if self._error is not None:
-            return self._error
-        if self._generated or self._finished:
-            return 200
-        dropped = self._events is not None and self._events.dropped
-        return 500 if self._complete and not dropped else None
+    def _status(self, *, whole: bool) -> int | None:
+        unread = self._events.dropped if self._events is not None else self._json is None
+        if self._error is not None or not whole or unread or self._kind is ApiKind.QUERY:
+            return self._error or (200 if self._generated else None)
+        if self._generated:
+            return 200 if self._finished or self._complete else PARTIAL
+        return NO_CONTENT if self._finished else PARTIAL
 
     # Events
 
@@ -205,11 +210,8 @@ class ResponseReader:
         if data == b"[DONE]":
             self._complete = True
             return
-        event = _decoded(data)
+        event = self._decoded(data)
         self._error = _error_code(event) or self._error
-        self._finished = self._finished or not event  # whatever it says
-        if self._kind is ApiKind.EMBEDDINGS:
-            return  # this API streams no text
         for holder in (event, _object(event.get("response")), _object(event.get("message"))):
             self._on_usage(holder)
         for choice in _objects(event.get("choices")):
@@ -228,14 +230,27 @@ class ResponseReader:
     # Plain JSON
 
     def _on_json(self, body: bytes) -> None:
-        answer = _decoded(body)
+        answer = self._decoded(body)
         self._error = _error_code(answer)
         if self._error:
             return
         self._note_id(answer, body)
-        self._complete = bool(answer)
-        self._finished = bool(answer.keys() & _RESULT_KEYS)
+        self._finished = self._finished or bool(answer.keys() & _RESULT_KEYS)
+        choices = _objects(answer.get("choices"))
+        parts = [_object(choice.get("message")) or choice for choice in choices] or [answer]
+        held = any(part.get(key) for part in parts for key in (*_GENERATED_KEYS, *_RESULT_KEYS))
+        self._generated = self._generated or held
         self._on_usage(answer)
+
+    def _decoded(self, data: bytes) -> dict[str, object]:
+        """Return a JSON object, else empty. One that is too large to be read is taken for a good answer."""
+        if units_of(data) > _MOST_UNITS:
+            self._finished = self._generated = True
+            return {}
+        try:
+            return _object(_DECODER.decode(data))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return {}
 
     def _note_id(self, made: dict[str, object], text: bytes | bytearray) -> None:
         """Note the id of the object that the server made. A text too large to decode has it in front."""
@@ -273,6 +288,8 @@ _GENERATED_KEYS = (
     "refusal",
     "function_call",
     "text",
+    "audio",
+    "token_ids",
 )
 _BLOCK_KEYS = ("text", "thinking", "partial_json")
 _REASONS = ("response.completed", "response.incomplete", "message_delta")
@@ -294,16 +311,6 @@ def _error_code(event: dict[str, object]) -> int | None:
     if isinstance(code, int) and 400 <= code < 600:
         return code
     return 400 if "invalid_request" in kind or "badrequest" in kind else 500
-
-
-def _decoded(data: bytes) -> dict[str, object]:
-    """Return a JSON object, else empty."""
-    if units_of(data) > _MOST_UNITS:
-        return {}
-    try:
-        return _object(_DECODER.decode(data))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}
 
 
 def _object(value: object) -> dict[str, object]:

@@ -42,8 +42,14 @@ async def back(gateway: Gateway, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "clients"),
-    [({"status": 500}, 12), ({"tells": 500}, 1), ({"status": 401}, 1), ({"status": 400}, 1)],
-    ids=["500", "told", "401", "400"],
+    [
+        ({"status": 500}, 12),
+        ({"fails_midway_with": 500}, 1),
+        ({"chunks": 0}, 1),
+        ({"status": 401}, 1),
+        ({"status": 400}, 1),
+    ],
+    ids=["500", "told", "bare", "401", "400"],
 )
 async def test_a_server_that_says_no_at_once_gets_trials_only_and_comes_back(
     tmp_path: Path, fault: dict[str, Any], clients: int

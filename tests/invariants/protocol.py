@@ -37,4 +37,4 @@ def check_reader(reader: ResponseReader) -> None:
 
 
 def check_splitter(splitter: EventSplitter) -> None:
-    assert len(splitter._held) < splitter._max_event_bytes + _LONGEST_END
+    assert len(splitter._held) < MAX_EVENT_BYTES + _LONGEST_END

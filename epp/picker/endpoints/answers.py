@@ -12,6 +12,7 @@ from typing import Literal
 
 from epp.base.types import EndpointMetrics
 from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, Account, EndpointState, Wait
+from epp.picker.endpoints.marks import STEP
 from epp.picker.scheduling.snapshot import MOST_KEPT
 
 LATELY_S = 1.0
@@ -91,9 +92,10 @@ class Answers:
         answered = self.served.get((model, path_hash), ())
         return next((other for other in answered if other is not state and not other.gone), None)
 
-    def ended(self, state: EndpointState, wait: Wait, *, now: float) -> bool:
-        """Take in that a generated answer ended. It began well, and nobody has read it. If no page can have
-        counted it yet, the next page should. If it ended very soon, the server's next answer is read. Return
+    def ended(self, state: EndpointState, wait: Wait, model: str, *, path_hash: int, now: float) -> bool:
+        """Take in that a generated answer ended, which began well. If no page can have counted it yet, the
+        next page should. If it ended very soon, if it was not streamed, or if the server's streams are much
+        shorter than those of another server, the next answer is read, at most one in `LATELY_S`. Return
         whether it ended so soon that it may hold no token.
         """
         page, account = state.metrics, state.account
@@ -102,7 +104,14 @@ class Answers:
         quick = wait.streams and now - wait.began_at < _QUICK_S
         if not quick:
             self._lasts_s += _STEP * (now - wait.sent_at - self._lasts_s)
+        if wait.streams:
+            account.streams_s += STEP * (now - wait.began_at - account.streams_s)
         doubtful = quick and now - account.read_at >= LATELY_S
+        if not doubtful and now - max(account.looked_at, account.read_at) >= LATELY_S:
+            account.looked_at = now
+            other = self.other_that_served(state, model, path_hash=path_hash)
+            short = other is not None and 4 * account.streams_s < other.account.streams_s
+            account.doubted = account.doubted or short or not wait.streams
         account.doubted = account.doubted or doubtful
         return doubtful
 
@@ -214,3 +223,14 @@ def _fills(state: EndpointState, after: EndpointMetrics, *, grew: bool, now: flo
 
 def _counters(page: EndpointMetrics) -> tuple[float | None, ...]:
     return page.generated_tokens, page.prompt_tokens, page.finished
+
+
+def may_wait(state: EndpointState, *, stands: bool, now: float) -> bool:
+    """Return whether a probe may have to wait in a queue, by the server's page or by the tokens that it still
+    has to compute. stands: the counters stand still for longer than a queue explains.
+    """
+    page, rate = state.metrics, state.tokens_per_s
+    waiting = page is not None and bool(page.waiting)
+    if stands:  # counters that grow at an answer's end do not show that a queue moves
+        return waiting and page is not None and page.counts_at_end
+    return waiting or state.backlog.undone_tokens(now=now, rate=rate) > rate * 0.5

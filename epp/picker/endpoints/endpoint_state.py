@@ -56,8 +56,12 @@ class Account:
     """What the server was to compute for these requests."""
     said_no_at: float = -inf
     """When the last of these requests ended."""
-    doubted: bool = False
-    """Whether the next answer has to be read, because one ended so soon that it may hold no token."""
+    doubted: bool = True
+    """Whether the next answer has to be read, as the first one has."""
+    looked_at: float = -inf
+    """When the time that its streams take was last compared with that of another server."""
+    streams_s: float = 0.0
+    """From the beginning to the end of a streamed answer: an average."""
     read_at: float = -inf
     """When an answer was last read that held a token."""
     uncounted_end_at: float = inf

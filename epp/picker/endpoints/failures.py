@@ -28,7 +28,7 @@ import numpy as np
 
 from epp.base.types import EndpointMetrics
 from epp.config.policy import FailureSettings as Settings
-from epp.picker.endpoints.answers import LATELY_S, MOST_ENDS, Answers, counts_answers
+from epp.picker.endpoints.answers import LATELY_S, MOST_ENDS, Answers, counts_answers, may_wait
 from epp.picker.endpoints.endpoint_state import PAGE_AGE_S, Account, EndpointState
 from epp.picker.endpoints.marks import LONGEST_TRIALS, STEP, Form, Mark, Probe, Proof, Verdict
 from epp.picker.scheduling.snapshot import MOST_KEPT, Floats, Snapshot
@@ -64,7 +64,9 @@ class FailingServers:
         """The marks by server and model. The model is empty except for a 404. Only servers that have failed
         lately have a mark. While there are no marks, good answers change nothing.
         """
-        self._all_refuse_until = -inf
+        self._all_refuse_until = self._all_bare_until = -inf
+        self._bare: dict[EndpointState, float] = {}
+        """Answers that lacked a token or their end. Each with a token takes a quarter off."""
 
     # -- events ---------------------------------------------------------------------------------------------
 
@@ -88,6 +90,10 @@ class FailingServers:
         """Take in an answer for this model that is good, as far as the proof goes. It counts if a mark needs
         no more.
         """
+        if proof is Proof.TOKEN and state in self._bare:
+            self._bare[state] *= 0.75
+            if self._bare[state] < 0.5:
+                del self._bare[state]
         for mark in self._marks_for(state, model):
             if proof < mark.needs:
                 continue
@@ -95,7 +101,8 @@ class FailingServers:
             if mark.suspected is not None:
                 mark.recover(0.0, now=now)  # it does not refuse everything
             if mark.out:
-                if mark.share < self.settings.share_to_leave_out:
+                again = mark.times_out > 1  # then a part of its answers may be good, and more have to be
+                if mark.share < self.settings.share_to_leave_out - STEP * again:
                     mark.recover(now=now)  # the trials succeeded
                 mark.allow_trial(self.settings.trial_seconds, now=now)  # with the next request
 
@@ -134,6 +141,27 @@ class FailingServers:
         elif self._refuses_alone(state, now=now):
             self.failed(state, Form.REFUSES, model, now=now)
 
+    def bare(self, state: EndpointState, model: str, *, path_hash: int, now: float) -> bool:
+        """Take in an answer that lacks a token or its end. This may be right for its request, and then other
+        servers give such answers too. Return whether it counts, since another server answered well for this
+        model at the same path, and none gives about as many.
+        """
+        if state.gone or now < self._all_bare_until:
+            return False
+        many = self._bare[state] = min(self._bare.get(state, 0.0) + 1, MOST_ENDS)
+        state.account.doubted = True
+        other = self._answers.other_that_served(state, model, path_hash=path_hash)
+        if many < _REFUSALS or other is None:
+            return False
+        if sum(many <= 2 * each <= 4 * many for each in self._bare.values()) > 1:
+            self._all_bare_until = now + _REFUTED_S
+            self._bare.clear()
+            return False
+        self.failed(state, Form.BARE, model, now=now)
+        mark = self._mark(state, "")
+        mark.share = max(mark.share, _REFUSING)  # the next one leaves it out
+        return True
+
     def _refuses_alone(self, state: EndpointState, *, now: float) -> bool:
         """Return whether lately no other server has refused about as many requests in a row, where probes
         prove nothing. If one has, then the requests are at fault, and a server that was left out comes back.
@@ -150,6 +178,7 @@ class FailingServers:
         """Forget all marks of a server that has left, or whose name another process has now."""
         for key in [key for key in self.marks if key[0] is state]:
             del self.marks[key]
+        self._bare.pop(state, None)
         state.account = Account()
         state.changed.add(state.slot)
 
@@ -163,7 +192,7 @@ class FailingServers:
         for each in self.marks.values():
             each.picks += each.about in ("", model) and each.state.model == state.model
         account = state.account
-        doubted, account.doubted = account.doubted, False
+        doubted, account.doubted = account.doubted, state in self._bare
         mark = self.marks.get((state, ""))
         return doubted or (mark is not None and mark.needs is Proof.TOKEN)
 
@@ -281,7 +310,7 @@ class FailingServers:
                 asked = control if mark.verdict == "refused" and control is not None else state
                 mark.probing, mark.probed_at = True, now
                 asked.backlog.unbegun += 1  # no booking waits for its first token
-                queued = _may_wait(asked, stands=mark.needs is Proof.COUNTED, now=now)
+                queued = may_wait(asked, stands=mark.needs is Proof.COUNTED, now=now)
                 probes.append(Probe(asked, model, mark, queued=queued))
         return probes
 
@@ -319,7 +348,9 @@ class FailingServers:
         account.refused, account.read_at, account.refuted_at = 0, now, mark.probed_at
         account.stands_since, account.patience_s = now, 0.0
         refuses = mark.form is Form.REFUSES and mark.refusals_prove
-        proves = mark.needs is Proof.COUNTED or (mark.needs > Proof.BEGUN and mark.verdict == "ill")
+        # If it had to be left out again after a recovery, then a part of its answers is good.
+        all_fail = mark.needs > Proof.BEGUN and mark.verdict == "ill" and mark.times_out == 1
+        proves = mark.needs is Proof.COUNTED or (mark.out and all_fail)
         if mark.suspected is Form.REFUSES:
             mark.recover(0.0, now=now)  # the requests were at fault
         elif refuses or proves or mark.suspected is not None:
@@ -388,21 +419,3 @@ class FailingServers:
         model.
         """
         return [key for key, mark in self.marks.items() if key[1] and mark.out]
-
-
-def is_fault(status: int) -> bool:
-    """Return whether an answer of this status shows a sick server. Other errors are the client's. vLLM
-    answers 501 if the model does not have the API that the client asks for.
-    """
-    return (status >= 500 and status != 501) or status == 429
-
-
-def _may_wait(state: EndpointState, *, stands: bool, now: float) -> bool:
-    """Return whether a probe may have to wait in a queue, by the server's page or by the tokens that it still
-    has to compute. stands: the counters stand still for longer than a queue explains.
-    """
-    page, rate = state.metrics, state.tokens_per_s
-    waiting = page is not None and bool(page.waiting)
-    if stands:  # counters that grow at an answer's end do not show that a queue moves
-        return waiting and page is not None and page.counts_at_end
-    return waiting or state.backlog.undone_tokens(now=now, rate=rate) > rate * 0.5

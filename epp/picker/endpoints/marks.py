@@ -51,7 +51,9 @@ class Form(enum.Enum):
     """Any other 4xx, for a model and a path for which another server answers. A probe has to confirm it."""
     CUTS = Proof.WHOLE, "its answers break off midway"
     TELLS = Proof.TOKEN, "its answers begin and then tell of an error"
-    """The body of an answer has an error, or ends without a token."""
+    """The body of an answer has an error."""
+    BARE = Proof.TOKEN, "its answers lack a token or their end"
+    """The body of an answer lacks a token or its own end, and those of other servers do not."""
     HANGS = Proof.BEGUN, "its requests hang"
     """First bytes are overdue."""
     STALLS = Proof.COUNTED, "its requests hang"
@@ -92,6 +94,8 @@ class Mark:
     """
     out: bool = False
     """Whether the share was over the limit and has not come back under it."""
+    times_out: int = 0
+    """How often the server was left out."""
     form: Form = Form.FAILS
     """The form of the last failure."""
     needs: Proof = Proof.BEGUN
@@ -128,13 +132,16 @@ class Mark:
 
     def move(self, *, failed: bool, now: float) -> None:
         """Move the share by one answer."""
-        step = 2 * STEP if self.out and not failed else STEP
         share = self.now(now)
+        step = STEP
+        if not failed and share > STEP:
+            step = 2 * STEP / min(self.times_out, 4) if self.out else STEP / 5
         self.share, self.at = share + step * (float(failed) - share), now
 
     def leave_out(self, *, now: float) -> None:
         """Give the server only trial requests from now on."""
         self.out, self.verdict = True, None
+        self.times_out += 1
         self.tried(now=now)
 
     def tried(self, *, now: float) -> None:
@@ -147,6 +154,15 @@ class Mark:
 
     def recover(self, most: float = STEP, *, now: float) -> None:
         """Take the server back, since it is well again. Its mark is at most that of one failure."""
-        self.out, self.suspected, self.needs = False, None, Proof.BEGUN
+        self.out, self.suspected = False, None
+        if self.needs is Proof.COUNTED:
+            self.needs = Proof.BEGUN
         self.ends.clear()
         self.share, self.at = min(self.share, most), now
+
+
+def is_fault(status: int) -> bool:
+    """Return whether an answer of this status shows a sick server. Other errors are the client's. vLLM
+    answers 501 if the model does not have the API that the client asks for.
+    """
+    return (status >= 500 and status != 501) or status == 429

@@ -14,9 +14,8 @@ from typing import Final
 import msgspec
 
 from epp.base.types import ApiKind
-from epp.picker.endpoints.failures import is_fault
-from epp.picker.endpoints.marks import Probe, Verdict
-from epp.request.response import ResponseReader
+from epp.picker.endpoints.marks import Probe, Verdict, is_fault
+from epp.request.response import PARTIAL, ResponseReader
 from epp.sources.scraping.metrics_page import MetricsError
 from epp.sources.scraping.page_client import ApiKey, NoPageError, Page, PageClient
 
@@ -97,7 +96,10 @@ def _status_of(answer: Page) -> int | None:
     reader = ResponseReader(kind=ApiKind.COMPLETIONS, content_type=read_as, content_encoding="")
     reader.feed(bytes(answer.body), now=0.0)
     known = not answer.body or media_type in _READ_TYPES
-    return reader.finish().status or (_NO_ANSWER if known else None)
+    told = reader.finish()
+    if told.status == PARTIAL and told.first_token_at is None:
+        return _NO_ANSWER if known else None
+    return told.status
 
 
 def verdict_of(status: int, *, about_model: bool) -> Verdict:

@@ -20,7 +20,7 @@ from epp.picker.decision import Outcome, Question
 from epp.picker.endpoints.marks import Probe, Verdict
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
-from epp.request.response import ResponseFeedback
+from epp.request.response import NO_CONTENT, ResponseFeedback
 from epp.sources.scraping.probes import verdict_of
 from epp.sources.sharing.exchange import Exchange
 from tests.invariants.picker import check_picker
@@ -58,6 +58,8 @@ class Traffic:
     times."""
     poisoners: int = 0
     """Clients whose requests every server refuses with 400. They send as `clients` do, besides the others."""
+    poison: int = 400
+    """Their status, or 204: a body without a token."""
     poisoner_s: float = 0.002
     """How long each of these requests takes."""
     begins_s: float = 0.2
@@ -65,7 +67,13 @@ class Traffic:
     lasts_s: float = 2.0
     """The time from the beginning of a good answer to its end."""
     told: int = 0
-    """The sick server's answers begin with 200 and tell of an error with this code in their first event."""
+    """The sick server's answers begin with 200, and their body shows this status."""
+    tells_s: float = 0.001
+    """The time from the beginning of such an answer to its end."""
+    sick_part: float = 1.0
+    """The part of the sick server's answers that is bad."""
+    streams: bool = True
+    """The answers are streamed. Others come whole, when they are complete."""
     readable: bool = True
     """The data plane hands the picker the bodies of answers that it asks for."""
     wants_key: bool = False
@@ -197,6 +205,7 @@ class _Run:
 
     def _answer_to_probe(self, due: Probe, now: float) -> tuple[float, Verdict]:
         ill = self._is_ill(due.state.endpoint.name, now)
+        ill = ill and self._rng.random() < self.traffic.sick_part
         delay, status = self.traffic.sick(due.model) if ill else (0.1, 200)
         if ill and self.traffic.cuts:
             return delay, "ill" if self.traffic.cuts_probes else "well"
@@ -204,7 +213,7 @@ class _Run:
             return 3.0, "unclear" if due.queued else "ill"
         if self.traffic.wants_key:
             return delay, "refused"
-        told = self.traffic.told if ill and status < 400 else 0
+        told = self.traffic.told if ill and status < 400 and self.traffic.told >= 400 else 0
         return delay, verdict_of(told or status, about_model=bool(due.mark.about))
 
     def _share(self, now: float) -> None:
@@ -226,7 +235,9 @@ class _Run:
         prompt = beginning + self._rng.randbytes(200).hex().encode()
         number = self._rng.randrange(1000) if client is None else client
         session = f"s{self.traffic.seed}-{number}" if self.traffic.rule == "session" else ""
-        inference = InferenceRequest(kind=ApiKind.CHAT, model=model, prompt=prompt, stream=True)
+        inference = InferenceRequest(
+            kind=ApiKind.CHAT, model=model, prompt=prompt, stream=self.traffic.streams
+        )
         pick = picker.pick(Question("r", inference, session=session, path_hash=1), now=now)
         picker.housekeep(now=now)
         self.sent.append((now, pick.decision.chosen))
@@ -241,11 +252,13 @@ class _Run:
 
     def _serve(self, request: _Request, now: float) -> None:
         """A server gets the request, and its answer is under way."""
-        ill = self._is_ill(self._name[request.served], now)
+        ill = self._is_ill(self._name[request.served], now) and self._rng.random() < self.traffic.sick_part
         begins_s = self._rng.uniform(0.5, 1.5) * self.traffic.begins_s
+        if not self.traffic.streams:
+            begins_s += self.traffic.lasts_s
         delay, status = self.traffic.sick(request.model) if ill else (begins_s, 200)
         if request.client is not None and request.client >= self.traffic.clients:
-            delay, status = self.traffic.poisoner_s, 400
+            ill, delay, status = False, self.traffic.poisoner_s, self.traffic.poison
         if status is None:
             self._at(now + 10.0, request.end("aborted"))
             self.failed += 1
@@ -256,7 +269,7 @@ class _Run:
                 follow = self._fall_silent
             elif ill and self.traffic.cuts:
                 follow = self._cut
-            elif ill and self.traffic.told and status == 200:
+            elif (ill and self.traffic.told and status == 200) or status == NO_CONTENT:
                 follow = self._tell
             self._at(now + delay, lambda then: self._answer(request, status, follow, then))
 
@@ -274,7 +287,7 @@ class _Run:
 
     def _tell(self, request: _Request, status: int, now: float) -> None:
         self.failed += 1
-        self._at(now + 0.001, request.end("ended", told=self.traffic.told))
+        self._at(now + self.traffic.tells_s, request.end("ended", told=self.traffic.told or status))
 
     def _finish(self, request: _Request, status: int, now: float) -> None:
         name = self._name[request.served]
@@ -289,7 +302,8 @@ class _Run:
             self._finished[name] += 1
             end(then)
 
-        self._at(now + (self.traffic.lasts_s if status == 200 else 0.0), over)
+        goes_on = status == 200 and self.traffic.streams
+        self._at(now + (self.traffic.lasts_s if goes_on else 0.0), over)
 
 
 @dataclass(frozen=True, slots=True)

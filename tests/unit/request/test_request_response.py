@@ -148,7 +148,7 @@ def test_both_line_endings_comments_and_split_data_are_understood(newline: bytes
 
 
 def test_an_end_without_its_blank_line_is_accepted() -> None:
-    assert read([delta(role="assistant"), b"data: [DONE]"], reader()).status == 500
+    assert read([delta(role="assistant"), b"data: [DONE]"], reader()).status == 206
 
 
 def test_an_event_that_was_cut_is_no_first_token() -> None:
@@ -186,11 +186,16 @@ def test_a_stream_without_any_line_end_stays_small() -> None:
         (ApiKind.RESPONSES, [named("error", code="server_error", message="no")], 500),
         (ApiKind.MESSAGES, [named("error", error={"type": "overloaded_error"})], 500),
         (ApiKind.MESSAGES, [named("error", error={"type": "invalid_request_error"})], 400),
-        (ApiKind.CHAT, [delta(role="assistant"), DONE], 500),
-        (ApiKind.CHAT, [event({"choices": [{"delta": {}, "finish_reason": "stop"}]}), DONE], 200),
+        (ApiKind.CHAT, [event({"choices": [{"delta": {}, "finish_reason": "stop"}]}), DONE], 204),
+        (ApiKind.CHAT, [delta(content="a")], 206),
+        (ApiKind.CHAT, [delta(content="a"), DONE], 200),
         (ApiKind.CHAT, [event({"choices": [{"delta": {"content": "x" * MAX_EVENT_BYTES}}]}), DONE], None),
         (ApiKind.CHAT, [event({"choices": [{}] * 30_000}), DONE], 200),
-        (ApiKind.CHAT, [delta(role="assistant")], None),
+        (ApiKind.CHAT, [delta(role="assistant")], 206),
+        (ApiKind.CHAT, [b": keep-alive\n\n"], 206),
+        (ApiKind.CHAT, [event({"choices": [{"text": "", "token_ids": [7]}]}), DONE], 200),
+        (ApiKind.CHAT, [delta(tool_calls=[{"index": 0}]), DONE], 200),
+        (ApiKind.CHAT, [delta(reasoning_content="a"), DONE], 200),
     ],
 )
 def test_a_body_tells_of_an_error_or_that_it_ends_without_a_token(
@@ -213,7 +218,7 @@ def test_a_body_tells_of_an_error_or_that_it_ends_without_a_token(
         (
             ApiKind.EMBEDDINGS,
             {"data": [], "usage": {"prompt_tokens": 4}},
-            ResponseFeedback(prompt_tokens=4, status=200),
+            ResponseFeedback(prompt_tokens=4, status=204),
         ),
         (
             ApiKind.RESPONSES,
@@ -250,10 +255,35 @@ def test_plain_json_gives_usage_but_no_time(
     assert read([whole[:half], whole[half:]], reader(kind, content_type="application/json")) == expected
 
 
-def test_plain_json_over_the_limit_or_cut_is_ignored() -> None:
+@pytest.mark.parametrize(
+    ("kind", "body", "status"),
+    [
+        (ApiKind.CHAT, b"", 206),
+        (ApiKind.CHAT, b"{}", 206),
+        (ApiKind.CHAT, b'{"choices":[{"message":{"content":"a', 206),
+        (ApiKind.CHAT, b"<html>busy</html>", 206),
+        (ApiKind.CHAT, b'{"choices":[{"message":{"content":""},"finish_reason":"stop"}]}', 204),
+        (ApiKind.CHAT, b'{"choices":[{"message":{"content":null,"tool_calls":[{"id":"a"}]}}]}', 200),
+        (ApiKind.CHAT, b'{"choices":[{"message":{"content":null,"reasoning":"a"}}]}', 200),
+        (ApiKind.COMPLETIONS, b'{"choices":[{"text":""}]}', 204),
+        (ApiKind.EMBEDDINGS, b'{"data":[{"embedding":[0.5]}]}', 200),
+        (ApiKind.MESSAGES, b'{"type":"message","content":[]}', 204),
+        (ApiKind.RESPONSES, b'{"output":[]}', 204),
+        (ApiKind.QUERY, b'{"status":"queued"}', None),
+        (ApiKind.OTHER, b"", None),
+    ],
+)
+def test_a_whole_answer_shows_if_it_lacks_a_token_or_its_end(kind: ApiKind, body: bytes, status: int) -> None:
+    for content_type in ("application/json", *([] if body.startswith(b"{") else ["text/html", ""])):
+        assert read([body], reader(kind, content_type=content_type)).status == status
+
+
+def test_plain_json_over_the_limit_or_that_a_client_left_is_ignored() -> None:
     whole = json.dumps({"choices": [{"text": "a" * MAX_EVENT_BYTES}]}).encode()
-    for pieces in ([whole[:-9], whole[-9:]], [b'{"choices":[{"text":"a"}]']):
-        assert read(pieces, reader(ApiKind.COMPLETIONS, content_type="application/json")) == EMPTY
+    for piece, status in ((whole, None), (whole[:99], 206)):
+        reading = reader(ApiKind.COMPLETIONS, content_type="application/json")
+        assert read([piece], reading).status == status
+        assert reading.finish(whole=False) == EMPTY
 
 
 # Answers that are ignored
@@ -265,8 +295,6 @@ def test_plain_json_over_the_limit_or_cut_is_ignored() -> None:
         (ApiKind.CHAT, SSE, "gzip"),
         (ApiKind.RESPONSES, SSE, "gzip"),
         (ApiKind.CHAT, SSE, "br, identity"),
-        (ApiKind.CHAT, "text/html", ""),
-        (ApiKind.CHAT, "", ""),
         (ApiKind.OTHER, SSE, ""),
         (ApiKind.EMBEDDINGS, SSE, ""),
     ],
@@ -280,7 +308,7 @@ def test_compressed_and_unknown_answers_teach_nothing(
 
 def test_an_identity_encoding_counts_as_no_encoding() -> None:
     reading = reader(content_type="TEXT/Event-Stream", encoding=" Identity")
-    assert read([delta(content="a")], reading).status == 200
+    assert read([delta(content="a"), DONE], reading).status == 200
 
 
 @pytest.mark.parametrize("kind", list(ApiKind))
@@ -316,12 +344,12 @@ def test_impossible_counts_are_ignored(number: str) -> None:
         [f'{{"choices":[],"usage":{usage}}}'.encode()],
         reader(ApiKind.CHAT, content_type="application/json"),
     )
-    assert feedback == ResponseFeedback(status=200)
+    assert feedback == ResponseFeedback(status=204)
 
 
 def test_an_event_with_too_many_empty_lines_is_skipped() -> None:
-    splitter = EventSplitter(max_event_bytes=1_000)
-    assert splitter.feed(b"data:\n" * 1_001 + b"\ndata: a\n\n") == [b"a"]
+    splitter = EventSplitter()
+    assert splitter.feed(b"data:\n" * 175_000 + b"\ndata: a\n\n") == [b"a"]
     check_splitter(splitter)
     assert splitter.feed(b"data:\n" * 166 + b"\n") == [b"\n" * 165]
 
