@@ -74,9 +74,7 @@ class Forecast(Struct, frozen=True, gc=False):
     """The predicted course of a request if it were sent now."""
 
     wait_s: float
-    """The time until the chosen server begins with the request: B/V of that server. Infinite: no server is
-    ready, and the request waits for one.
-    """
+    """The time until the chosen server begins with the request: B/V. Infinite: no server is ready."""
     own_s: float
     """The time for the prefill of this request and for the loading of its adapter: U/V + T."""
     tokens: int

@@ -278,6 +278,8 @@ class Scheduler:
             places, reason = _first(snapshot.trials[0], places), "trial"
         elif request.left_s < np.inf and weighed.first_token_s(places[0]) > request.left_s:
             each_s = weighed.first_token_s(slice(None))
+            if load_s is not None:  # no adapter is loaded only for a deadline
+                each_s[load_s > load_s[places[0]]] = np.inf
             if left_out:
                 each_s[any_of(left_out)] = np.inf
             places, reason = _first(int(each_s.argmin()), places), "deadline"

@@ -64,6 +64,10 @@ def test_a_deadline_leads_to_no_left_out_server_nor_from_a_named_one() -> None:
     assert scheduler_of(PolicySpec()).schedule(urgent, b_fails).places[0] == 2
     named = replace(urgent, holder=0)
     assert scheduler_of(PolicySpec()).schedule(named, snapshot(seen)).places[0] == 0
+    loaded = [SeenEndpoint("a", backlog=900.0, has_adapter=True), SeenEndpoint("b", backlog=300.0)]
+    spec = PolicySpec(lora=Lora(load_seconds=0.5))
+    asked = replace(request(loaded), left_s=0.1)
+    assert scheduler_of(spec).schedule(asked, snapshot(loaded, adapter="x")).places[0] == 0
 
 
 def test_if_all_are_over_a_threshold_the_rule_ranks_them_all() -> None:
