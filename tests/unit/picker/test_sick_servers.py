@@ -59,6 +59,8 @@ def test_a_bad_server_gets_at_most_its_share_of_the_first_ten(
     ]
     # More than a third where a refused client keeps to its server at a picker that has not heard of it.
     most = 3 + (pickers + 1) / 3 if rule in ("prefix-hash", "session") else 10 / 3
+    if form.get("told") in (NO_CONTENT, PARTIAL):
+        most = max(most, 3.5)  # the answers that are under way when the first one was read are not read
     assert sum(run.run(until_s).of_first_ten() for run in runs) <= most * len(runs)
 
 

@@ -120,6 +120,7 @@ def test_misses_of_a_body_that_was_not_read_count_as_unread() -> None:
     unread = InferenceRequest(kind=request.inference.kind, model="m", unread="costly_body")
     pick = picker.pick(type(request)("r", unread, body_bytes=40_000), now=1.0)
     picker.on_response_headers(pick, status=200, served=None, now=2.0)
+    picker.end(pick, outcome="ended", now=2.0)
     assert missed(misses) == {"unread": 1.0}
 
 

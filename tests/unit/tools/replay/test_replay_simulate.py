@@ -125,6 +125,8 @@ def test_prompts_share_as_many_chunks_as_when_recorded(
     replaying.subscribe(events.append)
     router = PickerRouter([replaying], adapters=frozenset(), bytes_per_token=trace.bytes_per_token)
     router.set_servers("a", restarted="", now=0.0)
+    for state in replaying.fleet.states():
+        state.account.doubted = False  # a first answer that is read teaches the size of tokens
     for at_s, request in trace.calls:
         router.route(request, now=at_s)
         router.ended(request.request_id, failed=False, cached_tokens=0, now=at_s)
