@@ -178,6 +178,9 @@ class _Run:
     def _is_ill(self, name: str, now: float) -> bool:
         return name == self.traffic.sick_one and self.traffic.sick_from <= now < self.traffic.sick_to
 
+    def _is_bad(self) -> bool:
+        return self.traffic.sick_part >= 1 or self._rng.random() < self.traffic.sick_part
+
     def _scrape(self, now: float) -> None:
         for name in self._address:
             if self._running[name] and not (self.traffic.stuck and self._is_ill(name, now)):
@@ -205,7 +208,7 @@ class _Run:
 
     def _answer_to_probe(self, due: Probe, now: float) -> tuple[float, Verdict]:
         ill = self._is_ill(due.state.endpoint.name, now)
-        ill = ill and self._rng.random() < self.traffic.sick_part
+        ill = ill and self._is_bad()
         delay, status = self.traffic.sick(due.model) if ill else (0.1, 200)
         if ill and self.traffic.cuts:
             return delay, "ill" if self.traffic.cuts_probes else "well"
@@ -252,7 +255,7 @@ class _Run:
 
     def _serve(self, request: _Request, now: float) -> None:
         """A server gets the request, and its answer is under way."""
-        ill = self._is_ill(self._name[request.served], now) and self._rng.random() < self.traffic.sick_part
+        ill = self._is_ill(self._name[request.served], now) and self._is_bad()
         begins_s = self._rng.uniform(0.5, 1.5) * self.traffic.begins_s
         if not self.traffic.streams:
             begins_s += self.traffic.lasts_s
