@@ -5,11 +5,13 @@ holds the old object finishes its work with it. Units are in the names. The refe
 schema are generated from these structs.
 """
 
+from collections.abc import Iterator
 from functools import cache, cached_property
 from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import force_setattr
 
 from epp.base.errors import ConfigError
 from epp.config.dialects import MOST_DESTINATIONS
@@ -48,21 +50,21 @@ class LoadSettings(Strict, frozen=True):
 
 
 class FailureSettings(Strict, frozen=True):
-    """A server whose answers fail gets a higher cost. If it fails too often it is left out, and comes back
+    """A server whose answers fail gets a higher cost. If it fails too often it is ejected, and comes back
     when trial requests succeed.
     """
 
-    share_to_leave_out: Annotated[float, Meta(gt=0, le=1)] = 0.5
-    """A server is left out when this share of its recent answers has failed (5xx, 429, connections that broke
+    share_to_eject: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    """A server is ejected when this share of its recent answers has failed (5xx, 429, connections that broke
     before the answer, or answers that broke off midway), and when it fails more than the other servers do.
     Four failures in a row reach 0.5."""
-    max_left_out_share: Ratio = 0.5
-    """At most this share of the candidates is left out because of failures. 0: no server is ever left out."""
+    max_ejected_share: Ratio = 0.5
+    """At most this share of the candidates is ejected because of failures. 0: no server is ever ejected."""
     cost_seconds: Annotated[float, Meta(ge=0, le=600)] = 1.0
     """Cost of a failed answer in the least-cost score, in seconds. The score of a server grows by this, times
     the share of its recent answers that failed."""
     trial_seconds: Annotated[float, Meta(gt=0, le=600)] = 2.0
-    """Shortest time between two trial requests, and between two probes, to a server that is left out. Where
+    """Shortest time between two trial requests, and between two probes, to an ejected server. Where
     requests are few, a trial comes after four times as long, unless a probe has just failed."""
     probe: bool = True
     """The picker itself asks a server that has failed for one token (POST /v1/completions), to learn sooner
@@ -71,6 +73,25 @@ class FailureSettings(Strict, frozen=True):
     """A server may hang if requests are open there and nothing moves for this time and for twice the time
     that its queue explains (docs/failing-servers.md). 0 means that the picker does not look for hanging
     servers."""
+    share_to_leave_out: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """The former name of `shareToEject`. It works until 0.3.0."""
+    max_left_out_share: Ratio | None = None
+    """The former name of `maxEjectedShare`. It works until 0.3.0."""
+
+    def __post_init__(self) -> None:
+        if self.share_to_leave_out is not None:
+            force_setattr(self, "share_to_eject", self.share_to_leave_out)
+        if self.max_left_out_share is not None:
+            force_setattr(self, "max_ejected_share", self.max_left_out_share)
+
+    def former_names(self) -> Iterator[str]:
+        """Yield a warning for each field that is set by its former name."""
+        for value, former, new in (
+            (self.share_to_leave_out, "shareToLeaveOut", "shareToEject"),
+            (self.max_left_out_share, "maxLeftOutShare", "maxEjectedShare"),
+        ):
+            if value is not None:
+                yield f"failures.{former}: its name is {new}; write that, since 0.3.0 refuses the former name"
 
 
 class Lora(Strict, frozen=True):

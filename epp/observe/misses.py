@@ -65,7 +65,7 @@ LOW_GAIN: Final = Cause(
 UNAVAILABLE: Final = Cause(
     "unavailable",
     "the server with the prefix was not a candidate",
-    "Check which servers are left out or not ready, and which servers the data plane's subset allows.",
+    "Check which servers are ejected or not ready, and which servers the data plane's subset allows.",
 )
 TAIL: Final = Cause(
     "tail",

@@ -281,7 +281,7 @@ class Commits:
         self._said_no(pick, now=now)
         if is_fault(status):
             # Of the two servers, the one that computed the prompt is suspected first.
-            # Once it is left out, the next answers show whether the other one fails.
+            # Once it is ejected, the next answers show whether the other one fails.
             suspect = pick.state if pick.prefill is None else pick.prefill.state
             form = Form.FAILS if proof is Proof.BEGUN else Form.TELLS
             failures.failed(suspect, form, model, now=now)

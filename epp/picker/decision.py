@@ -122,7 +122,7 @@ class Decision(Struct, gc=False, kw_only=True):
     reason: str
     """A short label: prefix, load, lora, hash, session, turn, chance, prescribed, saturated, overload (of the
     picker), deadline (the rule's own choice would miss it), state (the server that keeps what the request
-    names), no_state (that server is not known), trial (for a server that was left out)."""
+    names), no_state (that server is not known), trial (for an ejected server)."""
     chosen: EndpointName
     destinations: tuple[Address, ...]
     candidates: Iterable[Candidate] = ()

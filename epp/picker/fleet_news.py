@@ -196,7 +196,7 @@ class FleetNews:
         self.send(Cut(now, state))
         return True
 
-    def left_out(self, *, now: float) -> Mapping[EndpointState, str]:
+    def ejected(self, *, now: float) -> Mapping[EndpointState, str]:
         """Return servers that get only trial requests, and why."""
         return self.fleet.failures.why(self.fleet.states(), now=now)
 

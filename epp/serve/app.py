@@ -305,6 +305,8 @@ class App:
     def _use_policies(self, acting: Policy, tried: Policy | None) -> None:
         if acting != self._picker.policy:
             self._picker.set_policy(acting, now=time.monotonic())
+            for remark in acting.spec.failures.former_names():
+                _log.warning("policy %s: %s", acting.metadata.name, remark)
             _log.info("policy %s, generation %d, routes", acting.metadata.name, acting.metadata.generation)
         current = self._picker.dry_run
         if tried != (current.policy if current is not None else None):

@@ -47,10 +47,12 @@ def inspect(config: Config) -> list[str]:
 
 
 def contradictions(config: Config, policy: Policy) -> Iterator[str]:
-    """Yield a remark for each number of the rule that lets one endpoint get nearly all requests of a popular
-    beginning, and one if the gateway waits for a shorter time than the policy lets requests wait.
+    """Yield a remark for each field with its former name, for each number of the rule that lets one endpoint
+    get nearly all requests of a popular beginning, and one if the gateway waits for a shorter time than the
+    policy lets requests wait.
     """
     spec = policy.spec
+    yield from spec.failures.former_names()
     for rule, field, number, most in (
         ("prefix-hash", "prefixHash.maxLoadRatio", spec.prefix_hash.max_load_ratio, 2),
         ("prefix-hash", "prefixHash.minInFlight", spec.prefix_hash.min_in_flight, 64),

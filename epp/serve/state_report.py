@@ -46,12 +46,12 @@ def endpoints_of(
     picker: Picker, ages: Mapping[EndpointName, ScrapeAge], *, now: float
 ) -> tuple[shown.EndpointStatus, ...]:
     """Return what is known of each endpoint. ages: of the last scrapes."""
-    ready, sick = picker.fleet.ready(), picker.news.left_out(now=now)
+    ready, sick = picker.fleet.ready(), picker.news.ejected(now=now)
     stale_s = picker.policy.spec.scrape.stale_after_seconds
     found = []
     for state in picker.fleet.states():
         endpoint = state.endpoint
-        name, rate, left_out = endpoint.name, state.tokens_per_s, sick.get(state, "")
+        name, rate, ejected = endpoint.name, state.tokens_per_s, sick.get(state, "")
         mirror = picker.caches.table.mirrors[name]
         metrics = state.fresh(now=now, stale_after_s=stale_s)
         age, tokens = ages.get(name), picker.caches.token_estimate(state.model)
@@ -62,10 +62,11 @@ def endpoints_of(
                 model=state.model,
                 pool=endpoint.pool,
                 adapters=tuple(sorted(state.loaded_adapters)),
-                ready=state in ready and not left_out,
+                ready=state in ready and not ejected,
                 failure_share=picker.fleet.failures.share(state, now=now),
-                left_out=left_out,
-                is_left_out=bool(left_out),
+                ejected=ejected,
+                is_ejected=bool(ejected),
+                is_left_out=bool(ejected),
                 in_flight=state.in_flight,
                 peers_in_flight=state.peers_in_flight,
                 backlog_tokens=state.backlog.undone_tokens(now=now, rate=rate),

@@ -22,32 +22,32 @@ class Upkeep:
         self._metrics = metrics
         self._overload = overload
         self._overloaded = False
-        self._left_out: Mapping[str, str] = {}
-        """The servers that the log has reported, and why they are left out."""
+        self._ejected: Mapping[str, str] = {}
+        """The servers that the log has reported, and why they are ejected."""
 
     async def housekeep(self) -> None:
         """Do the picker's housekeeping again and again, also while no request comes."""
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
             self._picker.housekeep(now=time.monotonic())
-            self.log_left_out(self._who_is_sick(now=time.monotonic()))
+            self.log_ejected(self._who_is_sick(now=time.monotonic()))
             self._metrics.keep({state.endpoint.name for state in self._picker.fleet.states()})
             self._metrics.process.tasks = len(asyncio.all_tasks())
 
     def _who_is_sick(self, *, now: float) -> Mapping[str, str]:
-        left_out = self._picker.news.left_out(now=now)
+        ejected = self._picker.news.ejected(now=now)
         lacking = self._picker.fleet.failures.lacking
-        return {state.endpoint.name: why for state, why in left_out.items()} | {
+        return {state.endpoint.name: why for state, why in ejected.items()} | {
             f"{state.endpoint.name}, for the model {model!r},": "it answers 404" for state, model in lacking
         }
 
-    def log_left_out(self, left_out: Mapping[str, str]) -> None:
-        """Log one line when a server is left out, and another when it gets requests again."""
-        for name in left_out.keys() - self._left_out.keys():
-            _log.warning("%s gets only trial requests: %s", name, left_out[name])
-        for name in self._left_out.keys() - left_out.keys():
+    def log_ejected(self, ejected: Mapping[str, str]) -> None:
+        """Log one line when a server is ejected, and another when it gets requests again."""
+        for name in ejected.keys() - self._ejected.keys():
+            _log.warning("%s gets only trial requests: %s", name, ejected[name])
+        for name in self._ejected.keys() - ejected.keys():
             _log.info("%s gets requests again", name)
-        self._left_out = left_out
+        self._ejected = ejected
 
     async def watch_lag(self) -> None:
         """Measure how late the event loop runs its timers."""

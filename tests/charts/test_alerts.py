@@ -125,9 +125,9 @@ STORIES: Final[Mapping[str, tuple[Story, ...]]] = {
         }
         for of_another_picker in (0, 1)
     ),
-    "ServerLeftOut": (
-        {'epp_endpoint_left_out{endpoint="a"}': 1},
-        {'epp_endpoint_left_out{endpoint="a"}': 0},
+    "ServerEjected": (
+        {'epp_endpoint_ejected{endpoint="a"}': 1},
+        {'epp_endpoint_ejected{endpoint="a"}': 0},
     ),
     "AnswersFail": tuple(
         {

@@ -22,7 +22,7 @@ SPEC: Final[dict[str, Any]] = {
     "targetRef": {"name": "gateway-prefix-gateway"},
     "rule": "affinity",
     "flow": {"deadlineSeconds": 5},
-    "failures": {"maxLeftOutShare": 0.25},
+    "failures": {"maxEjectedShare": 0.25},
 }
 
 

@@ -22,7 +22,7 @@ BODY: Final = b'{"model": "m", "prompt": "hello"}'
 CALM: Mapping[str, Any] = {
     "sampling": {"share": 0},
     "scrape": {"failuresToEject": 100},
-    "failures": {"costSeconds": 0, "maxLeftOutShare": 0, "hangSeconds": 0},
+    "failures": {"costSeconds": 0, "maxEjectedShare": 0, "hangSeconds": 0},
 }
 """A policy under which the picker does nothing by itself. It samples no answers, and it drops no endpoint
 while the test's loop is busy elsewhere.

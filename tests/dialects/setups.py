@@ -30,7 +30,7 @@ from tests.harness.processes import wait_until
 CALM: Final[Mapping[str, Any]] = {
     "sampling": {"share": 0},
     "scrape": {"intervalSeconds": 0.2, "idleIntervalSeconds": 0.2, "failuresToEject": 15},
-    "failures": {"costSeconds": 0, "maxLeftOutShare": 0, "hangSeconds": 0},
+    "failures": {"costSeconds": 0, "maxEjectedShare": 0, "hangSeconds": 0},
 }
 """A policy under which nothing that one test does to a server counts against the server in the next test."""
 ADAPTER: Final = "m-sql"

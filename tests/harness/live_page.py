@@ -77,7 +77,7 @@ def _endpoint(k: int, n: int, rng: random.Random) -> EndpointStatus:
         name=EndpointName(f"vllm-{k}"),
         address="10.0.0.1:8000",
         ready=not out,
-        left_out="half of its recent answers failed" if out else "",
+        ejected="half of its recent answers failed" if out else "",
         in_flight=0 if out else rng.randrange(2, 14),
         waiting=rng.randrange(3),
         running=8,

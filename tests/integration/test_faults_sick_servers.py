@@ -25,8 +25,8 @@ async def complete_anew(gateway: Gateway, **fields: Any) -> Reply:
     return await gateway.client.complete(f"prompt {next(NUMBERS)} " + "x" * 400, **fields)
 
 
-async def left_out(gateway: Gateway, name: str) -> bool:
-    return await gateway.picker.metric("epp_endpoint_left_out", endpoint=name) == 1
+async def ejected(gateway: Gateway, name: str) -> bool:
+    return await gateway.picker.metric("epp_endpoint_ejected", endpoint=name) == 1
 
 
 async def back(gateway: Gateway, name: str) -> None:
@@ -35,7 +35,7 @@ async def back(gateway: Gateway, name: str) -> None:
     async def serves() -> bool:
         replies = await asyncio.gather(*(complete_anew(gateway) for _ in range(16)))
         served = name in {reply.served_by for reply in replies if reply.status == 200}
-        return served and not await left_out(gateway, name)
+        return served and not await ejected(gateway, name)
 
     await wait_until(serves, what=f"{name} serves again")
 
@@ -69,12 +69,12 @@ async def test_a_server_that_says_no_at_once_gets_trials_only_and_comes_back(
 
         async def noticed() -> bool:
             await send(1)
-            return await left_out(gateway, "s0")
+            return await ejected(gateway, "s0")
 
         await send(12 // clients)
         sick, healthy = gateway.backends[0], len(gateway.backends[0].prompts)
         sick.behaviour = Behaviour(**fault)
-        await wait_until(noticed, what="s0 is left out")
+        await wait_until(noticed, what="s0 is ejected")
         bad, bypassed = len(sick.prompts) - healthy, await gateway.envoy.bypassed()
         await send(300 // clients)
         # Envoy sends these itself, if the picker is late.
@@ -98,7 +98,7 @@ async def test_one_failure_is_enough_and_a_probe_finds_the_recovery(
         for _ in range(4):
             await complete_anew(gateway)
         assert len(sick.prompts) == 1
-        await wait_until(lambda: left_out(gateway, "s0"), what="probes find out that it fails")
+        await wait_until(lambda: ejected(gateway, "s0"), what="probes find out that it fails")
         for _ in range(40):
             assert (await complete_anew(gateway)).status == 200
         assert len(sick.prompts) == 1, "a trial is owed after 64 requests, or once a probe has succeeded"
@@ -108,11 +108,11 @@ async def test_one_failure_is_enough_and_a_probe_finds_the_recovery(
         for _ in range(8):
             assert (await complete_anew(gateway)).status == 200
         assert len(sick.prompts) >= 3, "two trials at once, then its share"
-        assert not await left_out(gateway, "s0")
+        assert not await ejected(gateway, "s0")
 
 
 @pytest.mark.core
-async def test_a_server_that_hangs_is_left_out_and_comes_back(tmp_path: Path) -> None:
+async def test_a_server_that_hangs_is_ejected_and_comes_back(tmp_path: Path) -> None:
     policy = {**POLICY, "failures": {"trialSeconds": 0.5, "hangSeconds": 0.3}}
     async with running_gateway(tmp_path, backends=4, policy=policy) as gateway:
         gate = gateway.backends[0].behaviour.before_headers
@@ -121,9 +121,9 @@ async def test_a_server_that_hangs_is_left_out_and_comes_back(tmp_path: Path) ->
 
         async def noticed() -> bool:
             pending.update(asyncio.create_task(complete_anew(gateway)) for _ in range(4))
-            return await left_out(gateway, "s0")
+            return await ejected(gateway, "s0")
 
-        await wait_until(noticed, what="the server is left out")
+        await wait_until(noticed, what="the server is ejected")
         await wait_until(
             lambda: (
                 "s0 gets only trial requests: its requests hang" in gateway.picker.process.stderr.read_text()
@@ -139,7 +139,7 @@ async def test_a_server_that_hangs_is_left_out_and_comes_back(tmp_path: Path) ->
         await back(gateway, "s0")
 
 
-async def test_a_server_that_stops_after_headers_is_left_out_and_comes_back(tmp_path: Path) -> None:
+async def test_a_server_that_stops_after_headers_is_ejected_and_comes_back(tmp_path: Path) -> None:
     policy = {**POLICY, "failures": {"trialSeconds": 0.5, "hangSeconds": 0.5}}
     async with running_gateway(tmp_path, backends=4, policy=policy) as gateway:
         for backend in gateway.backends:
@@ -151,9 +151,9 @@ async def test_a_server_that_stops_after_headers_is_left_out_and_comes_back(tmp_
 
         async def noticed() -> bool:
             pending.update(asyncio.create_task(complete_anew(gateway, stream=True)) for _ in range(4))
-            return await left_out(gateway, "s0")
+            return await ejected(gateway, "s0")
 
-        await wait_until(noticed, what="the server is left out")
+        await wait_until(noticed, what="the server is ejected")
         seen = len(sick.prompts)
         replies = [await complete_anew(gateway, stream=True) for _ in range(60)]
         assert {reply.status for reply in replies} == {200}
@@ -181,7 +181,7 @@ async def test_a_server_that_cuts_its_answers_gets_only_trials_and_comes_back(tm
         sick = gateway.backends[0]
         sick.behaviour.cuts = "length"
         seen = 0
-        while not await left_out(gateway, "s0"):
+        while not await ejected(gateway, "s0"):
             seen += [await comes_whole(gateway) for _ in range(4)].count(False)
         after = [await comes_whole(gateway) for _ in range(60)]
         assert after.count(False) <= 1, "the server gets only trials"

@@ -33,7 +33,7 @@ async def test_a_person_sees_endpoints_misses_queue_dry_run_and_requests(chrome:
         await chrome.until(LOADED)
         shown = await rows(chrome)
         assert len(shown) == 4
-        (out,) = (row for row in shown if "left out" in row)
+        (out,) = (row for row in shown if "ejected" in row)
         assert out.startswith("vllm-2")
         assert "half of its recent answers failed" in out
         assert "55 %" in next(row for row in shown if row.startswith("vllm-0"))

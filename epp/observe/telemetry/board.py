@@ -95,7 +95,7 @@ class Board:
         return {
             "name": e.name,
             "state": "ready" if e.ready else "out",
-            "why": printable(e.left_out or e.scrape_error)[:_NAME_CHARS],
+            "why": printable(e.ejected or e.scrape_error)[:_NAME_CHARS],
             "load": max(e.in_flight + e.peers_in_flight, (e.running or 0) + (e.waiting or 0)),
             "waiting": e.waiting,
             "backlog_s": round(backlog_s, 2),

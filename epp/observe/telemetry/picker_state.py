@@ -98,12 +98,17 @@ class EndpointStatus:
         "connections that broke before the answer, and answers that broke off midway. The share is 1 for "
         "an endpoint whose requests hang.",
     )
-    left_out: str = ""
-    """Why the endpoint gets only trial requests. Empty: it is not left out."""
-    is_left_out: bool = gauge(
-        "epp_endpoint_left_out",
+    ejected: str = ""
+    """Why the endpoint gets only trial requests. Empty: it is not ejected."""
+    is_ejected: bool = gauge(
+        "epp_endpoint_ejected",
         "1 while the endpoint gets only trial requests, because its answers fail or break off, or its "
         "requests get no answer.",
+        default=False,
+    )
+    is_left_out: bool = gauge(
+        "epp_endpoint_left_out",
+        "The former name of epp_endpoint_ejected. It goes in 0.3.0.",
         default=False,
     )
 

@@ -2,9 +2,9 @@
 
 A server that answers badly at once, or hangs while its metrics look fine, always seems idle, so every rule by
 load or cost would send it more requests. Each answer moves the failure share of its server, which is an
-average of the last answers. This share raises the price of the server. From `shareToLeaveOut` on the server
-is left out, as long as it fails more than the others and not too many servers are left out already. A server
-that is left out gets a trial request now and then, and comes back with its first good answers.
+average of the last answers. This share raises the price of the server. From `shareToEject` on the server
+is ejected, as long as it fails more than the others and not too many servers are ejected already. A server
+that is ejected gets a trial request now and then, and comes back with its first good answers.
 
 `marks.Form` is the table of the forms of failure. Each form says what a later answer has to prove: if answers
 begin well and then fail, the beginning of an answer proves nothing. Some forms are only suspicions. A
@@ -55,7 +55,7 @@ For this long after a probe got a token, counters that stand still show nothing,
 
 
 class FailingServers:
-    """Keeps the marks of servers that fail, and says which servers are left out, tried or probed."""
+    """Keeps the marks of servers that fail, and says which servers are ejected, tried or probed."""
 
     def __init__(self, settings: Settings, answers: Answers) -> None:
         self.settings = settings
@@ -83,8 +83,8 @@ class FailingServers:
             mark.ends.popleft()  # one of the answers that ended was cut
         if not mark.out:
             mark.asked_model, mark.verdict = model or mark.asked_model, None
-            if mark.share >= self.settings.share_to_leave_out:
-                mark.leave_out(now=now)
+            if mark.share >= self.settings.share_to_eject:
+                mark.eject(now=now)
 
     def good(self, state: EndpointState, model: str = "", *, proof: Proof, now: float) -> None:
         """Take in an answer for this model that is good, as far as the proof goes. It counts if a mark needs
@@ -102,7 +102,7 @@ class FailingServers:
                 mark.recover(0.0, now=now)  # it does not refuse everything
             if mark.out:
                 again = mark.times_out > 1  # then a part of its answers may be good, and more have to be
-                if mark.share < self.settings.share_to_leave_out - STEP * again:
+                if mark.share < self.settings.share_to_eject - STEP * again:
                     mark.recover(now=now)  # the trials succeeded
                 mark.allow_trial(self.settings.trial_seconds, now=now)  # with the next request
 
@@ -159,12 +159,12 @@ class FailingServers:
             return False
         self.failed(state, Form.BARE, model, now=now)
         mark = self._mark(state, "")
-        mark.share = max(mark.share, _REFUSING)  # the next one leaves it out
+        mark.share = max(mark.share, _REFUSING)  # the next one ejects it
         return True
 
     def _refuses_alone(self, state: EndpointState, *, now: float) -> bool:
         """Return whether lately no other server has refused about as many requests in a row, where probes
-        prove nothing. If one has, then the requests are at fault, and a server that was left out comes back.
+        prove nothing. If one has, then the requests are at fault, and an ejected server comes back.
         """
         for mark in self.marks.values():
             fewer, more = sorted((mark.state.account.refused, state.account.refused))
@@ -251,7 +251,7 @@ class FailingServers:
         return False
 
     def convict(self, state: EndpointState, form: Form = Form.HANGS, *, now: float) -> bool:
-        """Leave a server out at once, as this picker or another one found. Return whether it is news that its
+        """Eject a server at once, as this picker or another one found. Return whether it is news that its
         requests hang.
         """
         if state.gone:
@@ -261,7 +261,7 @@ class FailingServers:
         mark.share, mark.at, mark.suspected = 1.0, now, None
         mark.form, mark.needs = form, max(mark.needs, form.proof)
         if not mark.out:
-            mark.leave_out(now=now)
+            mark.eject(now=now)
         return news
 
     def refuted(self, state: EndpointState, *, now: float) -> bool:
@@ -269,7 +269,7 @@ class FailingServers:
         return state.account.grew_at < state.account.refuted_at > now - _REFUTED_S
 
     def proved_to_hang(self, state: EndpointState) -> bool:
-        """Return whether a server is left out because its requests hang, and its last probe does not deny it.
+        """Return whether a server is ejected because its requests hang, and its last probe does not deny it.
         The first probe is waited for, if there are probes.
         """
         mark = self.marks.get((state, ""))
@@ -288,7 +288,7 @@ class FailingServers:
 
     def probes_due(self, *, now: float) -> Sequence[Probe]:
         """Return the probes to send now. Report the result of each to `probed`. A server that has failed is
-        probed until a probe succeeds or is unclear. A server that is left out is probed until it is back.
+        probed until a probe succeeds or is unclear. An ejected server is probed until it is back.
         """
         if not self.marks:
             return ()
@@ -348,7 +348,7 @@ class FailingServers:
         account.refused, account.read_at, account.refuted_at = 0, now, mark.probed_at
         account.stands_since, account.patience_s = now, 0.0
         refuses = mark.form is Form.REFUSES and mark.refusals_prove
-        # If it had to be left out again after a recovery, then a part of its answers is good.
+        # If it had to be ejected again after a recovery, then a part of its answers is good.
         all_fail = mark.needs > Proof.BEGUN and mark.verdict == "ill" and mark.times_out == 1
         proves = mark.needs is Proof.COUNTED or (mark.out and all_fail)
         if mark.suspected is Form.REFUSES:
@@ -365,13 +365,13 @@ class FailingServers:
         shares, marks = self._worst(snapshot.places_by_slot(), model, now=now)
         if not marks:
             return {}
-        out = self._left_out(shares, marks, settings)
+        out = self._ejected(shares, marks, settings)
         mask = np.zeros(len(snapshot), dtype=np.bool_)
         mask[out] = True
-        # Servers that are not left out only because others fail more need trials too. Otherwise their shares
+        # Servers that are not ejected only because others fail more need trials too. Otherwise their shares
         # would never fall.
         trials = [p for p, m in marks.items() if m.out and self._trial_is_due(m, settings=settings, now=now)]
-        if not settings.max_left_out_share:
+        if not settings.max_ejected_share:
             trials = []
         trials.sort(key=lambda place: marks[place].tried_at)
         return {"failure_share": shares, "failing": mask if out else None, "trials": trials}
@@ -387,9 +387,9 @@ class FailingServers:
                 shares[place], marks[place] = mark.now(now), mark
         return shares, marks
 
-    def _left_out(self, shares: Floats, marks: dict[int, Mark], settings: Settings) -> list[int]:
-        most = int(settings.max_left_out_share * len(shares))
-        least = shares.mean() + 0.2  # who fails as much as the others is not left out
+    def _ejected(self, shares: Floats, marks: dict[int, Mark], settings: Settings) -> list[int]:
+        most = int(settings.max_ejected_share * len(shares))
+        least = shares.mean() + 0.2  # who fails as much as the others is not ejected
         out = [place for place, mark in marks.items() if mark.out and shares[place] >= least]
         return sorted(out, key=lambda place: -shares[place])[:most]
 
@@ -406,11 +406,11 @@ class FailingServers:
         return mark.now(now) if (mark := self.marks.get((state, ""))) is not None else 0.0
 
     def why(self, states: Sequence[EndpointState], *, now: float) -> dict[EndpointState, str]:
-        """Return the servers that are left out for all models, and the reasons."""
+        """Return the servers that are ejected for all models, and the reasons."""
         shares, marks = self._worst({state.slot: n for n, state in enumerate(states)}, "", now=now)
         if not marks:
             return {}
-        out = self._left_out(shares, marks, self.settings)
+        out = self._ejected(shares, marks, self.settings)
         return {states[n]: marks[n].form.why for n in out}
 
     @property

@@ -14,10 +14,10 @@ from epp.picker.endpoints.endpoint_state import EndpointState
 
 STEP: Final = 0.2
 """How far one answer moves the share: four failures in a row take a server from 0 over a half. A good answer
-of a server that is left out moves it twice as far, so two bring it back under a half.
+of an ejected server moves it twice as far, so two bring it back under a half.
 """
 _HALF_LIFE_S: Final = 5.0
-"""Half-life of the share of a server that is not left out."""
+"""Half-life of the share of a server that is not ejected."""
 LONGEST_TRIALS: Final = 4.0
 """A trial is due after this many trial intervals, even if few requests came."""
 
@@ -40,7 +40,7 @@ class Proof(enum.IntEnum):
 
 class Form(enum.Enum):
     """How an answer, or the lack of one, is bad. Each form has the least proof that a later answer of this
-    server is good, and the reason why the server is left out, for people.
+    server is good, and the reason why the server is ejected, for people.
     """
 
     FAILS = Proof.BEGUN, "its answers fail"
@@ -95,7 +95,7 @@ class Mark:
     out: bool = False
     """Whether the share was over the limit and has not come back under it."""
     times_out: int = 0
-    """How often the server was left out."""
+    """How often the server was ejected."""
     form: Form = Form.FAILS
     """The form of the last failure."""
     needs: Proof = Proof.BEGUN
@@ -105,7 +105,7 @@ class Mark:
     ends: deque[float] = field(default_factory=deque)
     """When answers ended that may still turn out to be cut. Only servers that have cut answers have ends."""
     tried_at: float = 0.0
-    """When the last trial was sent, or when the server was first left out."""
+    """When the last trial was sent, or when the server was first ejected."""
     picks: int = 0
     """Requests for what fails, to any server, since the last trial was sent."""
     asked_model: str = ""
@@ -127,7 +127,7 @@ class Mark:
 
     @property
     def hangs(self) -> bool:
-        """Whether the server is left out because its requests hang."""
+        """Whether the server is ejected because its requests hang."""
         return self.out and self.form in (Form.HANGS, Form.STALLS)
 
     def move(self, *, failed: bool, now: float) -> None:
@@ -138,7 +138,7 @@ class Mark:
             step = 2 * STEP / min(self.times_out, 4) if self.out else STEP / 5
         self.share, self.at = share + step * (float(failed) - share), now
 
-    def leave_out(self, *, now: float) -> None:
+    def eject(self, *, now: float) -> None:
         """Give the server only trial requests from now on."""
         self.out, self.verdict = True, None
         self.times_out += 1

@@ -128,7 +128,7 @@ class Snapshot(Struct, frozen=True, eq=False, gc=False, kw_only=True):
     unreported_picks: float = 0.0
     """Estimated number of requests that other pickers have sent and that this picker does not know of yet."""
     failing: Bools | None = None
-    """Candidates that are left out because their answers fail. None: no candidate is left out."""
+    """Candidates that are ejected because their answers fail. None: no candidate is."""
     trials: Sequence[int] = ()
     """Places of failing candidates that may get a trial request now."""
 

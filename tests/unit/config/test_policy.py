@@ -22,6 +22,18 @@ def test_an_empty_spec_is_the_default_policy() -> None:
     assert load_policy(HEAD, source="p.yaml").spec == DEFAULT_POLICY.spec
 
 
+def test_former_names_of_fields_work_and_a_warning_names_the_new_ones() -> None:
+    former = check_spec({"failures": {"shareToLeaveOut": 0.3, "maxLeftOutShare": 0.25}})
+    assert (former.failures.share_to_eject, former.failures.max_ejected_share) == (0.3, 0.25)
+    assert check_spec(only_set(former)) == former
+    warnings = [line.split(";")[0] for line in former.failures.former_names()]
+    assert warnings == [
+        "failures.shareToLeaveOut: its name is shareToEject",
+        "failures.maxLeftOutShare: its name is maxEjectedShare",
+    ]
+    assert list(PolicySpec().failures.former_names()) == []
+
+
 def test_metadata_fields_that_kubernetes_adds_are_accepted() -> None:
     text = HEAD.replace("{name: test}", "{name: test, namespace: n, generation: 3, uid: abc, labels: {a: b}}")
     metadata = load_policy(text, source="p.yaml").metadata

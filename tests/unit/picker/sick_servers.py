@@ -93,17 +93,17 @@ class Traffic:
     good: list[bool] = field(default_factory=list)
     """For each of these, whether it is not a poisoner's."""
     failed: int = 0
-    left_out_s: float = 0.0
+    ejected_s: float = 0.0
     """How long the pickers left a server out, all together."""
     out: list[str] = field(default_factory=list)
-    """The servers that a picker leaves out at the end."""
+    """The servers that a picker ejects at the end."""
 
     def run(self, until_s: float) -> Traffic:
         run = _Run(self)
         run.until(until_s)
         self.good = run.good
-        self.sent, self.failed, self.left_out_s = run.sent, run.failed, run.left_out_s
-        self.out = run.left_out(until_s)
+        self.sent, self.failed, self.ejected_s = run.sent, run.failed, run.ejected_s
+        self.out = run.ejected(until_s)
         return self
 
     def to(self, name: str, *, since: float, until: float) -> float:
@@ -130,7 +130,7 @@ class _Run:
         self.sent: list[tuple[float, str]] = []
         self.good: list[bool] = []
         self.failed = 0
-        self.left_out_s = 0.0
+        self.ejected_s = 0.0
         self._rng = random.Random(traffic.seed)
         self._fleet = [
             Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate(traffic.servers, 1)
@@ -168,8 +168,8 @@ class _Run:
         for picker in self._pickers:
             check_picker(picker)
 
-    def left_out(self, now: float) -> list[str]:
-        return [state.endpoint.name for picker in self._pickers for state in picker.news.left_out(now=now)]
+    def ejected(self, now: float) -> list[str]:
+        return [state.endpoint.name for picker in self._pickers for state in picker.news.ejected(now=now)]
 
     def _at(self, when: float, step: Step) -> None:
         self._count += 1
@@ -200,7 +200,7 @@ class _Run:
 
     def _probe(self, now: float) -> None:
         for picker in self._pickers:
-            self.left_out_s += 0.1 * len(picker.news.left_out(now=now))
+            self.ejected_s += 0.1 * len(picker.news.ejected(now=now))
             for due in picker.fleet.failures.probes_due(now=now):
                 delay, verdict = self._answer_to_probe(due, now)
                 self._at(now + delay, _report(picker, due, verdict))

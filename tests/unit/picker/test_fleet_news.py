@@ -115,7 +115,7 @@ def test_answers_that_end_without_a_cut_lower_the_failure_share() -> None:
     for _ in range(4):
         picker.news.answer_cut(A, now=1.0)
     server = state(picker, "a")
-    assert picker.news.left_out(now=1.0)[server] == "its answers break off midway"
+    assert picker.news.ejected(now=1.0)[server] == "its answers break off midway"
     pick = next(
         p
         for p in (picker.pick(ask(b"", stream=True), now=60.0) for _ in range(4))
@@ -132,7 +132,7 @@ def test_answers_that_end_without_a_cut_lower_the_failure_share() -> None:
     )
     picker.housekeep(now=62.1)
     assert picker.fleet.failures.share(server, now=62.1) < 0.5
-    assert not picker.news.left_out(now=62.1)
+    assert not picker.news.ejected(now=62.1)
 
 
 @pytest.mark.parametrize("answers_per_s", [10, 100, 1000])
@@ -146,5 +146,5 @@ def test_one_cut_answer_a_second_does_not_leave_a_busy_server_out(answers_per_s:
             picker.news.answer_cut(A, now=now)
         if n % answers_per_s == answers_per_s - 1:
             picker.housekeep(now=now)
-            assert not picker.news.left_out(now=now), f"after {now:.0f} s"
+            assert not picker.news.ejected(now=now), f"after {now:.0f} s"
             assert picker.fleet.failures.share(server, now=now) < 0.4

@@ -82,7 +82,7 @@ def test_a_follow_up_goes_to_its_server_although_it_fails() -> None:
     server = made["resp_1"]
     for n in range(10):
         picker.fleet.failures.failed(state(picker, server), Form.FAILS, now=2.0 + n / 10)
-    assert picker.news.left_out(now=4.0)
+    assert picker.news.ejected(now=4.0)
     assert picks(picker, made, now=4.0) == {"resp_1": ("state", True)}
     picker.news.set_endpoints([e for e in endpoints("abcd") if e.name != server], now=5.0)
     assert picks(picker, made, now=6.0)["resp_1"][0] == "no_state"

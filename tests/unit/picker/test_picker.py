@@ -170,7 +170,7 @@ def test_a_clock_that_jumps_leaves_no_server_out_and_no_work_behind(jump_s: floa
             picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
             picker.end(pick, outcome="ended", now=now)
         check_picker(picker)
-        assert not picker.news.left_out(now=now)
+        assert not picker.news.ejected(now=now)
     assert min(pick.decision.matched_tokens for pick in begun) > 1900
     assert sum(undone(picker, name, now=now) for name in "ab") < 100
 

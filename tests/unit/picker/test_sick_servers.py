@@ -111,7 +111,7 @@ def test_clients_with_bad_requests_leave_no_server_out(
     traffic = Traffic(rule=rule, servers="abc", per_s=10.0, sick_to=0.0, lasts_s=0.5, **fields).run(5.0)
     assert len(traffic.sent) > 1400
     # Where probes prove nothing, the same refusals by a second server tell.
-    assert traffic.left_out_s == 0.0
+    assert traffic.ejected_s == 0.0
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -134,7 +134,7 @@ def test_a_server_whose_answers_fail_in_part_gets_few_of_them(
 
 
 @pytest.mark.parametrize(("rule", "per_s"), [*product(RULES, [0.5, 5.0]), ("least-cost", 200.0)])
-def test_a_sick_server_is_left_out_under_slow_and_fast_traffic(rule: RuleName, per_s: float) -> None:
+def test_a_sick_server_is_ejected_under_slow_and_fast_traffic(rule: RuleName, per_s: float) -> None:
     traffic = Traffic(rule=rule, per_s=per_s, sick_to=100.0).run(160.0 if per_s < 10 else 20.0)
     first = min(at for at, name in traffic.sent if name == SICK)
     later = [name for at, name in traffic.sent if first + 5.0 <= at < 100.0]
@@ -171,7 +171,7 @@ def test_a_server_whose_page_stands_still_keeps_its_share(rule: RuleName) -> Non
     """A cache before the page may be broken. Probes show that the server works."""
     traffic = Traffic(rule=rule, frozen=True, sick_to=0.0).run(40.0)
     assert traffic.to(SICK, since=0.0, until=40.0) >= 0.2
-    assert traffic.left_out_s <= 2.0
+    assert traffic.ejected_s <= 2.0
 
 
 def test_answers_that_stop_are_found_by_probes_without_other_work() -> None:

@@ -1,4 +1,4 @@
-"""Requests of clients can neither make the picker leave out a healthy server nor bring a sick server back."""
+"""Requests of clients can neither make the picker eject a healthy server nor bring a sick server back."""
 
 import pytest
 
@@ -77,16 +77,16 @@ def test_health_checks_of_a_load_balancer_bring_no_sick_server_back() -> None:
     picker = a_picker(on=endpoints("ab"))
     for _ in range(6):
         answer_at("b", chat_to_path(path_hash=1), picker, status=500, now=1.0)
-    assert picker.news.left_out(now=1.0)
+    assert picker.news.ejected(now=1.0)
     before = price(picker, "b")
     for _ in range(6):
         answer_at("b", HEALTH, picker, status=200, now=1.0)
     picker.housekeep(now=3.0)
-    assert picker.news.left_out(now=3.0)
+    assert picker.news.ejected(now=3.0)
     assert price(picker, "b") == before
     for _ in range(3):
         answer_at("b", chat_to_path(path_hash=1), picker, status=200, now=1.0)
-    assert not picker.news.left_out(now=1.0)
+    assert not picker.news.ejected(now=1.0)
 
 
 @pytest.mark.parametrize("stands_still", [False, True])
@@ -114,8 +114,8 @@ def test_answers_that_are_not_streamed_take_as_long_as_the_server_computes(*, st
             counted[busy] += 0.0 if stands_still else 50.0
             scrape(now)
         picker.housekeep(now=now)
-        assert stands_still or not picker.news.left_out(now=now)
-    assert bool(picker.news.left_out(now=10.0)) is stands_still
+        assert stands_still or not picker.news.ejected(now=now)
+    assert bool(picker.news.ejected(now=10.0)) is stands_still
 
 
 @pytest.mark.parametrize("counts", [True, False])
@@ -143,7 +143,7 @@ def test_health_checks_are_no_complete_answers_of_a_server_that_cuts() -> None:
     for _ in range(6):
         answer_at("b", HEALTH, picker, status=200, now=1.0)
     picker.housekeep(now=4.0)
-    assert picker.news.left_out(now=4.0)
+    assert picker.news.ejected(now=4.0)
 
 
 def uncounted_page(waiting: int | None, *, finished: int, now: float) -> EndpointMetrics:
@@ -190,7 +190,7 @@ def test_a_probe_tells_a_long_answer_from_a_hang_where_no_counter_does(
             found: Verdict = "unclear" if verdict == "ill" and probe.queued else verdict
             picker.fleet.failures.probed(probe, found, now=now)
     assert set(probes) == {bool(waiting)}
-    assert bool(picker.news.left_out(now=10.0)) is (verdict == "ill" and not waiting)
+    assert bool(picker.news.ejected(now=10.0)) is (verdict == "ill" and not waiting)
 
 
 @pytest.mark.parametrize(
@@ -214,4 +214,4 @@ def test_a_probe_of_another_server_tells_if_refusals_are_a_fault(
             asked = probe.state.endpoint.name
             picker.fleet.failures.probed(probe, "refused" if asked == "a" else left.pop(0), now=tenth / 10)
     assert not left
-    assert [each.endpoint.name for each in picker.news.left_out(now=4.0)] == out
+    assert [each.endpoint.name for each in picker.news.ejected(now=4.0)] == out

@@ -65,13 +65,13 @@ async def test_a_server_that_fails_is_in_the_log_without_a_request(
         await wait_until(lambda: message in caplog.text, what="the line in the log")
 
 
-def test_server_is_named_once_when_it_is_left_out_and_once_when_it_is_back(
+def test_server_is_named_once_when_it_is_ejected_and_once_when_it_is_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
     upkeep = Upkeep(a_picker(), new_metrics(), overload=lambda: 0.0)
     for why in ("", "its answers fail", "its answers fail", "its requests hang", ""):
-        upkeep.log_left_out({"a": why} if why else {})
+        upkeep.log_ejected({"a": why} if why else {})
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
         ("WARNING", "a gets only trial requests: its answers fail"),
         ("INFO", "a gets requests again"),

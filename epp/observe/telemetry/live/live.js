@@ -74,7 +74,7 @@ function endpoints(rows) {
   byId("shown").textContent = kept.length > MOST_ROWS ? `the first ${MOST_ROWS} of ${kept.length}` : `${kept.length} shown`;
   byId("t-endpoints").tBodies[0].replaceChildren(...kept.slice(0, MOST_ROWS).map((row) => el("tr", {},
     el("th", { scope: "row" }, row.name),
-    el("td", {}, el("span", { class: row.state === "ready" ? "good" : "bad" }, row.state === "ready" ? "ready" : "left out"),
+    el("td", {}, el("span", { class: row.state === "ready" ? "good" : "bad" }, row.state === "ready" ? "ready" : "ejected"),
       row.why ? el("div", { class: "why" }, row.why) : null),
     el("td", { class: "n" }, row.waiting ? `${row.load} (${row.waiting} wait)` : `${row.load}`),
     el("td", { class: "n" }, seconds(row.backlog_s)),

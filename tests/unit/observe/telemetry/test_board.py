@@ -64,7 +64,7 @@ def test_a_row_has_the_load_from_all_pickers() -> None:
 
 
 def test_unknown_numbers_of_an_endpoint_are_none_and_its_backlog_is_0() -> None:
-    row = BoardPage(status_of_endpoint(ready=False, left_out="half of its answers failed")).row()
+    row = BoardPage(status_of_endpoint(ready=False, ejected="half of its answers failed")).row()
     assert (row["state"], row["why"]) == ("out", "half of its answers failed")
     assert (row["waiting"], row["kv"], row["mirror"], row["backlog_s"]) == (None, None, None, 0.0)
 

@@ -152,7 +152,7 @@ def test_the_state_is_read_when_the_page_is_requested(shown: Shown) -> None:
         address=HERE.text,
         ready=False,
         failure_share=0.75,
-        is_left_out=True,
+        is_ejected=True,
         in_flight=3,
         backlog_tokens=1234.5,
         capacity_tokens=200_000,
@@ -164,7 +164,7 @@ def test_the_state_is_read_when_the_page_is_requested(shown: Shown) -> None:
         endpoints=(status,), policy_info={("p", "affinity"): 1}, draining=True, without_model_list=3
     )
     assert shown.samples("epp_endpoint_ready") == {("a",): 0}
-    assert shown.samples("epp_endpoint_left_out") == {("a",): 1}
+    assert shown.samples("epp_endpoint_ejected") == {("a",): 1}
     assert shown.samples("epp_endpoint_failure_share") == {("a",): 0.75}
     assert shown.samples("epp_endpoint_in_flight") == {("a",): 3}
     assert shown.samples("epp_endpoint_backlog_tokens") == {("a",): 1234.5}

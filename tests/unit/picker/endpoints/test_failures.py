@@ -23,7 +23,7 @@ def fail_answers(picker: Picker, name: str, *, times: int, now: float) -> None:
         picker.fleet.failures.failed(state(picker, name), Form.FAILS, now=now)
 
 
-def test_no_server_is_left_out_if_all_fail_alike() -> None:
+def test_no_server_is_ejected_if_all_fail_alike() -> None:
     picker = a_picker(on=endpoints("abcd"))
     for name in "abcd":
         fail_answers(picker, name, times=10, now=1.0)
@@ -45,8 +45,8 @@ def test_a_server_kept_because_others_fail_more_comes_back() -> None:
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.5, 2), (0.0, 0)])
-def test_at_most_a_share_of_the_servers_is_left_out(share: float, count: int) -> None:
-    picker = a_picker(PolicySpec(failures=FailureSettings(max_left_out_share=share)))
+def test_at_most_a_share_of_the_servers_is_ejected(share: float, count: int) -> None:
+    picker = a_picker(PolicySpec(failures=FailureSettings(max_ejected_share=share)))
     for name in "abc":
         fail_answers(picker, name, times=20, now=1.0)
     excluded = [c.excluded for c in picker.pick(ask(b"", stream=True), now=1.1).decision.candidates]
@@ -93,7 +93,7 @@ def test_probe_is_not_marked_as_queued_if_the_servers_counters_stand_still() -> 
     assert not probe.queued
 
 
-def test_the_reason_why_a_server_is_left_out_can_be_shown() -> None:
+def test_the_reason_why_a_server_is_ejected_can_be_shown() -> None:
     picker = a_picker(on=endpoints("abc"))
     fail_answers(picker, "a", times=4, now=1.0)
     states = list(picker.fleet.states())
@@ -148,7 +148,7 @@ def test_requests_of_the_old_process_do_not_count_for_the_new_one() -> None:
     picker.news.set_endpoints([replace(first, incarnation="2"), *others], now=1.0)
     for pick in picks:
         picker.end(pick, outcome="failed" if pick.decision.chosen == "a" else "ended", now=1.1)
-    assert not picker.news.left_out(now=1.2)
+    assert not picker.news.ejected(now=1.2)
     assert not picker.fleet.failures.probes_due(now=1.2)
 
 

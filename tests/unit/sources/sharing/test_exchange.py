@@ -42,7 +42,7 @@ def test_number_of_unreported_requests_is_estimated_from_the_age_of_news() -> No
     check_unreported(other.picker.fleet.unreported)
 
 
-def test_a_server_that_fails_one_picker_is_left_out_by_all() -> None:
+def test_a_server_that_fails_one_picker_is_ejected_by_all() -> None:
     one, other = Replica(1), Replica(2)
     meet([one, other], now=0.0)
     chosen, served = endpoints()[0].name, endpoints()[0].address
@@ -83,12 +83,12 @@ def test_a_cut_answer_that_one_picker_reports_counts_once_at_the_others() -> Non
         state = picker.fleet.get(EndpointName("a"))
         assert state is not None
         assert picker.fleet.failures.share(state, now=1.1) == pytest.approx(0.59, abs=0.01)
-        assert picker.news.left_out(now=1.1) == {state: "its answers break off midway"}
+        assert picker.news.ejected(now=1.1) == {state: "its answers break off midway"}
     events = [event for batch in other.send(now=1.2) for event in decode_batch(batch).events]
     assert not events, "the picker does not report it again"
 
 
-def test_a_server_that_hangs_for_one_picker_is_left_out_by_all() -> None:
+def test_a_server_that_hangs_for_one_picker_is_ejected_by_all() -> None:
     policy = policy_of(PolicySpec(rule="round-robin"))
     one, other = Replica(1, policy=policy), Replica(2, policy=policy)
     meet([one, other], now=0.0)
@@ -118,9 +118,9 @@ def test_a_peers_hang_convicts_no_server_that_a_probe_has_just_proved() -> None:
     (probe,) = failures.probes_due(now=30.0)
     failures.probed(probe, "well", now=30.1)
     hangs_for(one, "a", now=1.0)
-    assert one.picker.news.left_out(now=31.4)
+    assert one.picker.news.ejected(now=31.4)
     meet([one, other], now=31.5)
-    assert not other.picker.news.left_out(now=31.6)
+    assert not other.picker.news.ejected(now=31.6)
 
 
 def test_a_request_that_another_endpoint_served_moves_with_its_prefix() -> None:
