@@ -53,7 +53,6 @@ class HeldRequest(Struct, frozen=True, eq=False):
     prompt: Prompt
     queue: ModelQueue
     decided: Answer
-    deadline: float
 
 
 WaitingRequest = QueueItem[HeldRequest]
@@ -77,10 +76,10 @@ class ModelQueue:
             self._lost_at = inf  # some server is ready, though busy
         return least_s
 
-    def forecast(self, payload: HeldRequest, *, now: float) -> Forecast:
+    def forecast(self, payload: HeldRequest, *, left_s: float, now: float) -> Forecast:
         try:
             considered = self._picker.consider(
-                payload.question, prompt=payload.prompt, left_s=payload.deadline - now, now=now
+                payload.question, prompt=payload.prompt, left_s=left_s, now=now
             )
         except PickError as error:
             self._lost_at = min(self._lost_at, now)
@@ -153,7 +152,7 @@ class Gate:
         model = picker.fleet.columns.roster.models[considered.slots[0]]
         queue = self._queues.get(model) or self._new_queue(model)
         fate = queue.control.offer(
-            HeldRequest(question, considered.prompt, queue, decided, now + left_s),
+            HeldRequest(question, considered.prompt, queue, decided),
             forecast_of(considered),
             priority=self._priority(spec, claim, question, queue),
             tenant=claim.tenant,

@@ -97,9 +97,10 @@ class Forecaster(Protocol[T_contra]):
         servers and reads no prompt.
         """
 
-    def forecast(self, payload: T_contra, *, now: float) -> Forecast:
-        """Return the forecast for one request. If no server can take the request, the forecast is a wait
-        of 0, so that the caller gets the error at once; or infinite, if the request may wait for a server.
+    def forecast(self, payload: T_contra, *, left_s: float, now: float) -> Forecast:
+        """Return the forecast for one request. left_s: the time to its deadline. If no server can take the
+        request, the forecast is a wait of 0, so that the caller gets the error at once; or infinite, if the
+        request may wait for a server.
         """
 
 
@@ -199,8 +200,8 @@ class FlowControl(Generic[T]):
                 return self._refused(item, "flow_full", now=now)
             if now >= item.expires_at:
                 return self._refused(item, "flow_ttl", now=now)
-            forecast = self._forecaster.forecast(item.payload, now=now)
             left_s = item.deadline - now
+            forecast = self._forecaster.forecast(item.payload, left_s=left_s, now=now)
             if self._decide(forecast, left_s) == "late":
                 return self._refused(item, "flow_deadline", now=now)
             self._alarms.set(item, now + max(LEAST_DELAY_S, left_s - forecast.own_s, _SHARE_OF_LEFT * left_s))
@@ -263,7 +264,8 @@ class FlowControl(Generic[T]):
         """
         if self._draining:
             return "goes"
-        if left_s < forecast.wait_s + forecast.own_s < inf:
+        first_token_s = forecast.wait_s + forecast.own_s
+        if left_s < (first_token_s if first_token_s < inf else 0.0):  # a server may come until the deadline
             return "late"
         return "goes" if forecast.wait_s <= HEADROOM_S else "waits"
 
@@ -288,8 +290,9 @@ class FlowControl(Generic[T]):
                         self._search_at = now + LEAST_DELAY_S
                         return None
                     left -= 1
-                    forecast = self._forecaster.forecast(item.payload, now=now)
-                    fate = self._decide(forecast, item.deadline - now)
+                    left_s = item.deadline - now
+                    forecast = self._forecaster.forecast(item.payload, left_s=left_s, now=now)
+                    fate = self._decide(forecast, left_s)
                     if fate == "late":
                         return self._refused(item, "flow_deadline", now=now)
                     if fate == "goes":

@@ -274,7 +274,7 @@ class Scheduler:
             reason = "saturated"
         if request.holder is not None:
             places, reason = _first(request.holder, places), "state"
-        elif snapshot.trials:
+        elif snapshot.trials and weighed.first_token_s(snapshot.trials[0]) <= request.left_s:
             places, reason = _first(snapshot.trials[0], places), "trial"
         elif request.left_s < np.inf and weighed.first_token_s(places[0]) > request.left_s:
             each_s = weighed.first_token_s(slice(None))

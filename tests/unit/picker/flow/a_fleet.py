@@ -35,7 +35,7 @@ class AFleet:
     def least_wait_s(self, *, now: float) -> float:
         return min((max(0.0, until - now) for until in self.busy_until), default=0.0)
 
-    def forecast(self, payload: Ask, *, now: float) -> Forecast:
+    def forecast(self, payload: Ask, *, left_s: float = inf, now: float) -> Forecast:
         self.asked += 1
         if not self.busy_until:
             return Forecast(0.0, 0.0, payload.tokens, 0.0)

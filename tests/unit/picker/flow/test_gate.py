@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from math import inf
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from epp.config.policy import Cost, PolicySpec
 from epp.picker.decision import Question
 from epp.picker.events import Pick
 from epp.picker.flow.queues import QueueItem
-from epp.picker.gate import FlowClaim, Gate, ModelQueue, WaitingRequest, forecast_of
+from epp.picker.gate import FlowClaim, Gate, HeldRequest, ModelQueue, WaitingRequest
 from epp.picker.picker import Picker
 from epp.picker.unserved import UnservedRequest
 from epp.protocol.asking import read_head, request_names
@@ -46,7 +47,9 @@ class WaitingRequests:
             assert isinstance(held, QueueItem)
             self.waiting[f"r{n}"] = held
 
-    def offer(self, name: str, *, now: float = 1.0) -> Pick | WaitingRequest | UnservedRequest:
+    def offer(
+        self, name: str, *, ttft_s: float | None = None, now: float = 1.0
+    ) -> Pick | WaitingRequest | UnservedRequest:
         def decided(pick: Pick | PickError, _: float) -> None:
             if isinstance(pick, Pick):
                 self.went.append(name)
@@ -55,7 +58,8 @@ class WaitingRequests:
 
         inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=name.encode() * 200)
         request = Question(request_id=name, inference=inference)
-        return self.gate.offer(request, FlowClaim(), decided, size_bytes=10, longest_s=3600.0, now=now)
+        claim = FlowClaim(ttft_s=ttft_s)
+        return self.gate.offer(request, claim, decided, size_bytes=10, longest_s=3600.0, now=now)
 
     def pump(self) -> None:
         """Call flow control as often as it asks for."""
@@ -139,6 +143,15 @@ def test_held_requests_wait_for_the_next_server_if_the_policy_says_so(server_s: 
     assert queue.went == ["r0"][refused:]
 
 
+def test_no_request_waits_for_a_server_beyond_its_deadline() -> None:
+    queue = WaitingRequests(0, server_s=3600.0)
+    queue.offer("urgent", ttft_s=1000.0)
+    queue.picker.news.set_endpoints([], now=1.0)
+    for now, refused in ((1000.9, 0), (1001.1, 1)):
+        queue.gate.pump(now=now)
+        assert (queue.refused, queue.gate.waiting) == (refused, 1 - refused)
+
+
 def test_the_wait_for_a_server_begins_anew_when_another_server_has_left() -> None:
     queue = WaitingRequests(1, server_s=60.0)
     queue.picker.news.set_endpoints([], now=1.0)
@@ -195,12 +208,25 @@ def test_a_server_in_time_takes_a_request_of_a_late_first_choice() -> None:
     picker = busy_picker(busy=2)
     picker.pick(ask(text("third", 80_000)), now=0.0)
     picker.pick(ask(text("fourth")), now=0.0)
-    urgent = forecast_of(picker.consider(ask(text("new")), left_s=100.0, now=0.0))
+    queue, request = ModelQueue(picker, "m", Flow()), ask(text("new"))
+    prompt = picker.caches.prompt(request.inference, base_model="m", body_bytes=0)
+    urgent = queue.forecast(HeldRequest(request, prompt, queue, _never), left_s=100.0, now=0.0)
     assert urgent.wait_s + urgent.own_s < 100.0, "server b has less to do"
     assert urgent.own_s == pytest.approx(urgent.tokens / RATE, abs=1 / RATE)
     decision = picker.commit(urgent.choice, now=0.0).decision
     assert (decision.chosen, decision.reason) == ("b", "deadline")
     assert decision.prompt_tokens - decision.matched_tokens == pytest.approx(urgent.tokens, abs=1)
+
+
+def test_a_stored_object_makes_a_request_late_if_its_server_is() -> None:
+    flow, request = Flow(mode="Hold", deadline_seconds=30.0), ask(text("new"))
+    picker = busy_picker(PolicySpec(flow=flow, cost=Cost(prefill_tokens_per_second=RATE)), busy=0)
+    gate = Gate(picker)
+    offer: Any = {"decided": _never, "size_bytes": 1, "longest_s": inf, "now": 0.0}
+    picker.on_made(picker.pick(ask(text("made")), now=0.0), "resp_1", now=0.0)
+    with pytest.raises(PickError, match="the first token would come too late"):
+        gate.offer(replace(request, names_state="resp_1"), FlowClaim(), **offer)
+    assert isinstance(gate.offer(request, FlowClaim(), **offer), Pick), "the other server is in time"
 
 
 def test_people_see_the_tenants_with_most_tokens_and_others_under_one_name() -> None:

@@ -64,6 +64,10 @@ def test_a_deadline_leads_to_no_left_out_server_nor_from_a_named_one() -> None:
     assert scheduler_of(PolicySpec()).schedule(urgent, b_fails).places[0] == 2
     named = replace(urgent, holder=0)
     assert scheduler_of(PolicySpec()).schedule(named, snapshot(seen)).places[0] == 0
+    on_trial = replace(snapshot(seen), failing=np.array([True, False, False]), trials=[0])
+    for left_s, expected in ((1.5, (1, "load")), (2.0, (0, "trial"))):
+        choice = scheduler_of(PolicySpec()).schedule(replace(urgent, left_s=left_s), on_trial)
+        assert (choice.places[0], choice.reason) == expected
     loaded = [SeenEndpoint("a", backlog=900.0, has_adapter=True), SeenEndpoint("b", backlog=300.0)]
     spec = PolicySpec(lora=Lora(load_seconds=0.5))
     asked = replace(request(loaded), left_s=0.1)
