@@ -26,13 +26,14 @@ from epp.transport.accepting import Acceptor
 
 _HEADER: Final = struct.Struct(">Id")
 _UNREAD_BYTES: Final = 8 * 2**20
-"""A worker with this much unread gets no more batches until it has read."""
+"""A worker has up to twice as much unread. If this much waits for it at the hub, too, it gets no more batches
+until it has read."""
 _KEPT_BYTES: Final = 16 * 2**20
 """Batches that are kept for workers that connect later."""
 _TIMEOUT_S: Final = 3.0
 _WAIT_S: Final = 0.2
 _MOST_WAITING: Final = 128
-"""Most batches that wait for `read`, of 400 KB at most. Further ones wait at the hub."""
+"""Most batches that wait for `read`, of 400 KB at most. Further ones wait unread."""
 
 
 async def read_frame(reader: asyncio.StreamReader) -> tuple[float, bytes]:
@@ -160,7 +161,7 @@ class HubLink:
             return self._writer
         await self.close()
         try:
-            reader, self._writer = await asyncio.open_unix_connection(self._path)
+            reader, self._writer = await asyncio.open_unix_connection(self._path, limit=_UNREAD_BYTES)
         except OSError as error:
             raise LinkError(f"{self._path}: {error.strerror}", reason="connection") from error
         self._writer.write(frame(self._clock(), self._channel))

@@ -111,6 +111,22 @@ async def test_the_kept_batches_are_bounded(path: Path, stack: AsyncExitStack) -
     assert [batch[0] for batch, _ in late] == list(range(4, 20))
 
 
+async def test_a_worker_that_reads_much_at_its_start_misses_nothing_new(
+    path: Path, stack: AsyncExitStack
+) -> None:
+    one, other = await joined(path, stack), await joined(path, stack)
+    for _ in range(500):
+        await one.send(bytes(30_000))
+        await read(other, 1)
+    late = await joined(path, stack)
+    for n in range(200):
+        await one.send(b"new %d" % n)
+        await read(other, 1)
+    while batches := await late.read():
+        last = batches[-1]
+    assert last.data == b"new 199"
+
+
 async def test_few_batches_wait_in_a_worker_that_reads_none(
     path: Path, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
