@@ -51,7 +51,7 @@ def check_columns(columns: Columns) -> None:
 def check_backlog(backlog: Backlog) -> None:
     assert backlog.tokens == sum(b.tokens for b in backlog.bookings)
     assert 0 <= backlog.drained_tokens <= backlog.tokens
-    assert all(b.tokens >= 0 for b in backlog.bookings)
+    assert all(0 <= b.tokens <= b.ahead_tokens for b in backlog.bookings)
     assert backlog.unbegun >= 0
 
 

@@ -149,4 +149,5 @@ class Backlog:
         for later in islice(reversed(self.bookings), 256):  # so that no release takes long
             if later is booking:
                 return
-            later.ahead_tokens -= booking.tokens
+            # Its tokens may seem to be done already, so they are not among those ahead.
+            later.ahead_tokens = max(later.ahead_tokens - booking.tokens, later.tokens)

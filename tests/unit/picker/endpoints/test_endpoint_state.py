@@ -142,6 +142,14 @@ def test_first_tokens_are_compared_only_if_all_requests_are_known() -> None:
     assert backlog.begun(1, now=10.0, rate=RATE) is None, "the request waited for an adapter"
 
 
+def test_a_lost_request_takes_no_more_from_others_than_they_waited_for() -> None:
+    backlog = Backlog()
+    lost = booked(backlog, 500, now=0.0)
+    booked(backlog, 500, now=10.0)  # the first seems to be done
+    backlog.release(lost, computed=False, now=11.0, rate=RATE)
+    assert backlog.begun(1, now=12.0, rate=RATE) == (500, 500.0)
+
+
 def test_idle_server_has_done_all_bookings_from_before_the_previous_page() -> None:
     state = a_state()
     book(state, 5000, now=0.5)
