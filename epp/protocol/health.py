@@ -21,16 +21,8 @@ NAME: Final = "grpc.health.v1.Health"
 """The gRPC service that answers."""
 MOST_QUESTION_BYTES: Final = 1024
 """The most bytes of a question. It names a service."""
-LIVENESS: Final = "liveness"
-READINESS: Final = "readiness"
-INFERENCE_EXTENSION: Final = "inference-extension"
-"""The name in the probes of gateway-api-inference-extension's own manifests."""
-_FOLLOW_READINESS: Final = ("", READINESS, INFERENCE_EXTENSION, SERVICE)
-
-# HealthCheckResponse.ServingStatus of grpc.health.v1.
-SERVING: Final = 1
-NOT_SERVING: Final = 2
-SERVICE_UNKNOWN: Final = 3
+_FOLLOW_READINESS: Final = ("", "readiness", "inference-extension", SERVICE)
+"""`inference-extension` is the name in the probes of gateway-api-inference-extension's own manifests."""
 
 
 class Health:
@@ -41,12 +33,13 @@ class Health:
         self.watching: set[_HealthCall] = set()
         """The calls to which each change is told."""
 
-    def status(self, service: str) -> int:
-        if service == LIVENESS:
-            return SERVING
+    def status(self, service: str) -> str:
+        """Return the name of a `HealthCheckResponse.ServingStatus`."""
+        if service == "liveness":
+            return "SERVING"
         if service in _FOLLOW_READINESS:
-            return SERVING if self.ready else NOT_SERVING
-        return SERVICE_UNKNOWN
+            return "SERVING" if self.ready else "NOT_SERVING"
+        return "SERVICE_UNKNOWN"
 
     def set_ready(self, *, ready: bool) -> None:
         if ready != self.ready:
@@ -69,7 +62,7 @@ class _HealthCall(Handler):
         self._health = health
         self._watch = watch
         self._service: str | None = None
-        self._status = 0
+        self._status = ""
 
     def message(self, data: bytes, *, now: float) -> None:
         service = _asked(data)

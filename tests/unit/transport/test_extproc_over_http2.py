@@ -10,7 +10,6 @@ from hpack import Decoder
 
 from epp.config.sections import Listen
 from epp.protocol.access_log import METHOD as LOG
-from epp.protocol.health import NOT_SERVING, SERVING
 from epp.protocol.settings import StreamSettings
 from epp.transport.http2.frames import Kind
 from epp.transport.http2.messages import INTERNAL, OK
@@ -21,6 +20,7 @@ from tests.harness.pipe import Pipe
 from tests.invariants.transport import check_peer
 from tests.unit.protocol.stream_bench import Bench
 
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 
 
