@@ -13,9 +13,7 @@ class SharingStatus:
     """
 
     connected: bool = gauge(
-        "epp_sharing_connected",
-        "1 while the picker can send and receive over Redis or the workers' socket.",
-        default=False,
+        "epp_sharing_connected", "1 while the picker can send and receive over Redis or the workers' socket."
     )
     peers: int = gauge(
         "epp_sharing_peers", "Other pickers from which this picker has received something lately."

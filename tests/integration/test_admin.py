@@ -169,14 +169,14 @@ async def test_unknown_pages_and_methods_get_errors_in_json(admin: Admin) -> Non
 
 async def test_the_page_of_endpoints_shows_the_facts_about_each(admin: Admin) -> None:
     a = EndpointStatus(
-        name=EndpointName("a"), address=THERE.text, in_flight=4, adapters=("sql",), scrape_age_s=0.5
+        name=EndpointName("a"), address=THERE.text, in_flight=4, adapters=("sql",), waiting=None
     )
     admin.status = PickerStatus(endpoints=(a,), policy="p", rule="least-cost", table_entries=9)
     shown = await admin.json("/endpoints")
     assert (shown["policy"], shown["rule"], shown["table_entries"]) == ("p", "least-cost", 9)
     (endpoint,) = shown["endpoints"]
     assert (endpoint["name"], endpoint["address"], endpoint["in_flight"]) == ("a", "[fd00::2]:8000", 4)
-    assert (endpoint["adapters"], endpoint["scrape_age_s"], endpoint["waiting"]) == (["sql"], 0.5, None)
+    assert (endpoint["adapters"], endpoint["waiting"]) == (["sql"], None)
 
 
 async def test_the_policy_in_use_is_shown(admin: Admin) -> None:

@@ -45,33 +45,25 @@ class EndpointStatus:
     """Prefill rate, learned from the endpoint's own timing metrics."""
     running: int | None = None
     waiting: int | None = gauge(
-        "epp_endpoint_waiting",
-        "Requests waiting in the queue of the endpoint, from its metrics.",
-        default=None,
+        "epp_endpoint_waiting", "Requests waiting in the queue of the endpoint, from its metrics."
     )
     kv_usage: float | None = gauge(
-        "epp_endpoint_kv_usage_ratio",
-        "Share of the KV cache in use on the endpoint, from its metrics.",
-        default=None,
+        "epp_endpoint_kv_usage_ratio", "Share of the KV cache in use on the endpoint, from its metrics."
     )
     prefix_queries_tokens: float | None = counter(
         "epp_endpoint_prefix_queries_tokens_total",
         "Prompt tokens that the server looked up in its prefix cache, from its metrics.",
-        default=None,
     )
     prefix_hits_tokens: float | None = counter(
         "epp_endpoint_prefix_hits_tokens_total",
         "Prompt tokens that the server found in its prefix cache, from its metrics. Divided by "
         "epp_endpoint_prefix_queries_tokens_total this is the real hit rate. The predicted hit rate is "
         "epp_matched_tokens_total / epp_prompt_tokens_total.",
-        default=None,
     )
     predicted_tokens: int = 0
     """Prompt tokens sent to the endpoint that the picker expected in its cache."""
     capacity_tokens: int | None = gauge(
-        "epp_endpoint_capacity_tokens",
-        "Size of the KV cache of the endpoint, from its metrics.",
-        default=None,
+        "epp_endpoint_capacity_tokens", "Size of the KV cache of the endpoint, from its metrics."
     )
     bytes_per_token: float | None = None
     table_entries: int = 0
@@ -86,11 +78,8 @@ class EndpointStatus:
         "epp_endpoint_scrape_age_seconds",
         "Age of the last successful scrape of the endpoint. The series is absent before the first "
         "successful scrape.",
-        default=None,
     )
-    scrape_ok: bool = gauge(
-        "epp_endpoint_scrape_ok", "1 if the last scrape of the endpoint succeeded.", default=False
-    )
+    scrape_ok: bool = gauge("epp_endpoint_scrape_ok", "1 if the last scrape of the endpoint succeeded.")
     scrape_error: str = ""
     failure_share: float = gauge(
         "epp_endpoint_failure_share",
@@ -104,12 +93,9 @@ class EndpointStatus:
         "epp_endpoint_ejected",
         "1 while the endpoint gets only trial requests, because its answers fail or break off, or its "
         "requests get no answer.",
-        default=False,
     )
     is_left_out: bool = gauge(
-        "epp_endpoint_left_out",
-        "The former name of epp_endpoint_ejected. It goes in 0.3.0.",
-        default=False,
+        "epp_endpoint_left_out", "The former name of epp_endpoint_ejected. It goes in 0.3.0."
     )
 
 
@@ -128,7 +114,7 @@ class PickerStatus:
         "policy",
         "rule",
     )
-    draining: bool = gauge("epp_draining", "1 while the picker drains after SIGTERM.", default=False)
+    draining: bool = gauge("epp_draining", "1 while the picker drains after SIGTERM.")
     without_model_list: int = gauge(
         "epp_endpoints_without_model_list",
         "Endpoints whose list of models (`/v1/models`) the picker has not read yet. While there are any, "

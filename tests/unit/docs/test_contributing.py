@@ -45,7 +45,7 @@ METRIC: list[Edit] = [
     (
         "epp/observe/telemetry/picker_state.py",
         '    scrape_error: str = ""\n',
-        '    scrape_error: str = ""\n    slots: int = gauge("epp_endpoint_slots", "Slots for adapters.", default=0)\n',
+        '    scrape_error: str = ""\n    slots: int = gauge("epp_endpoint_slots", "Slots for adapters.")\n',
     ),
     (
         "epp/serve/state_report.py",

@@ -17,7 +17,8 @@ from tests.unit.observe.telemetry.records import HERE, SHARING, decision
 
 
 def status_of_endpoint(name: str = "a", **more: Any) -> EndpointStatus:
-    return EndpointStatus(name=EndpointName(name), address=HERE.text, **more)
+    unknown = {"waiting": None, "kv_usage": None}
+    return EndpointStatus(name=EndpointName(name), address=HERE.text, **unknown | more)
 
 
 class BoardPage:
@@ -128,11 +129,8 @@ def test_requests_and_waiting_tenants_are_shown_in_bounded_text() -> None:
     assert (routed["request_id"], len(routed["model"]), routed["matched_tokens"]) == ("r1", 512, 600)
     assert "candidates" not in routed, "a click asks for them"
     (queue,) = own["queue"]
-    assert (queue["priorities"], len(queue["tenants"]), len(queue["tenants"][0].tenant)) == (
-        {"1": 40},
-        10,
-        80,
-    )
+    tenants = queue["tenants"]
+    assert (queue["priorities"], len(tenants), len(tenants[0].tenant)) == ({"1": 40}, 10, 80)
 
 
 @pytest.mark.parametrize(

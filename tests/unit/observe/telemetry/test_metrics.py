@@ -35,8 +35,9 @@ class Shown:
     """Metrics over a state that the test sets, and their values as Prometheus would read them."""
 
     def __init__(self) -> None:
+        unstated: Any = dict.fromkeys(("waiting", "kv_usage", "capacity_tokens", "scrape_age_s"))
         self.status = PickerStatus(
-            endpoints=(EndpointStatus(name=EndpointName("a"), address=HERE.text),),
+            endpoints=(EndpointStatus(name=EndpointName("a"), address=HERE.text, **unstated),),
             sharing=SHARING,
             exact=EXACT,
         )
