@@ -11,7 +11,6 @@ import random
 import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from epp.base.errors import usable
@@ -33,7 +32,7 @@ from epp.picker.picker import Picker
 from epp.protocol.http_events import BodyRoom
 from epp.serve import inputs
 from epp.serve.envoy import files
-from epp.serve.state_report import dry_run_of, status_of
+from epp.serve.state_report import dry_run_of, endpoints_of, sharing_of
 from epp.serve.upkeep import Upkeep
 from epp.sources.files.endpoints_file import Listed
 from epp.sources.keep import Sources
@@ -262,9 +261,18 @@ class App:
         return self._server.streams.overload.share(now=time.monotonic())
 
     def _status(self) -> PickerStatus:
-        now = time.monotonic()
-        return replace(
-            status_of(self._picker, self._scraper, self._sharing, self._exact, now=now),
+        now, picker, policy = time.monotonic(), self._picker, self._picker.policy
+        name, rule = policy.metadata.name, policy.spec.rule
+        return PickerStatus(
+            endpoints=endpoints_of(picker, self._scraper.ages(now), now=now),
+            table_entries=picker.caches.table.entries,
+            policy=name,
+            rule=rule,
+            policy_info={(name, rule): 1},
+            without_model_list=len(picker.fleet.served.unlisted),
+            goal_s=policy.spec.flow.goal_seconds,
+            sharing=sharing_of(self._sharing) if self._sharing is not None else None,
+            exact=self._exact.status if self._exact is not None else None,
             draining=self._draining,
             held_body_bytes=self._room.held_bytes,
             overload_ratio=self._overload(),

@@ -1,50 +1,22 @@
-"""Reports the picker's state as people and Prometheus see it, from the picker, the scraper and the sharing.
-`app` calls this module.
-"""
+"""Reports parts of the picker's state as people and Prometheus see them. `app` calls this module."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from epp.base.types import EndpointName
-from epp.observe.telemetry import picker_state as shown
+from epp.observe.telemetry.picker_state import EndpointStatus
 from epp.picker.picker import Picker
-from epp.sources.scraping.scraper import ScrapeAge, Scraper
+from epp.sources.scraping.scraper import ScrapeAge
 from epp.sources.sharing.service import SharingService
 from epp.sources.sharing_status import SharingStatus
-
-if TYPE_CHECKING:
-    from epp.sources.kvevents.service import ExactService  # needs ZeroMQ, which is an extra
-
-
-def status_of(
-    picker: Picker,
-    scraper: Scraper,
-    sharing: SharingService | None = None,
-    exact: ExactService | None = None,
-    *,
-    now: float,
-) -> shown.PickerStatus:
-    """Return a snapshot of the state, as far as these parts know it. Nothing in it changes later."""
-    spec = picker.policy.spec
-    return shown.PickerStatus(
-        endpoints=endpoints_of(picker, scraper.ages(now), now=now),
-        table_entries=picker.caches.table.entries,
-        policy=picker.policy.metadata.name,
-        rule=spec.rule,
-        policy_info={(picker.policy.metadata.name, spec.rule): 1},
-        without_model_list=len(picker.fleet.served.unlisted),
-        goal_s=spec.flow.goal_seconds,
-        sharing=_sharing(sharing) if sharing is not None else None,
-        exact=exact.status if exact is not None else None,
-    )
 
 
 def endpoints_of(
     picker: Picker, ages: Mapping[EndpointName, ScrapeAge], *, now: float
-) -> tuple[shown.EndpointStatus, ...]:
+) -> tuple[EndpointStatus, ...]:
     """Return what is known of each endpoint. ages: of the last scrapes."""
     ready, sick = picker.fleet.ready(), picker.news.ejected(now=now)
     stale_s = picker.policy.spec.scrape.stale_after_seconds
@@ -56,7 +28,7 @@ def endpoints_of(
         metrics = state.fresh(now=now, stale_after_s=stale_s)
         age, tokens = ages.get(name), picker.caches.token_estimate(state.model)
         found.append(
-            shown.EndpointStatus(
+            EndpointStatus(
                 name=name,
                 address=endpoint.address.text,
                 model=state.model,
@@ -92,7 +64,8 @@ def endpoints_of(
     return tuple(found)
 
 
-def _sharing(service: SharingService) -> SharingStatus:
+def sharing_of(service: SharingService) -> SharingStatus:
+    """Return a copy of the counts. Nothing in it changes later."""
     found = deepcopy(service.exchange.counts)
     found.connected, found.peers = service.connected, service.exchange.listener.peers
     return found

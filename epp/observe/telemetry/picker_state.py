@@ -1,7 +1,7 @@
 """Defines the state of the picker as people and Prometheus see it: plain values, made again for each report.
 
-`state_report` fills these classes from the picker and the scraper. The admin pages show them, and Prometheus
-reads the fields that declare a metric. None in any field means that the server does not state the
+`state_report` fills `EndpointStatus`, and `app` fills `PickerStatus`. The admin pages show them, and
+Prometheus reads the fields that declare a metric. None in any field means that the server does not state the
 value, or that no fresh value is known.
 """
 

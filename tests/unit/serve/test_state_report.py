@@ -3,15 +3,15 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import pytest
 
 from epp.base.types import Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import Metadata, PolicySpec, check_spec
+from epp.observe.telemetry.picker_state import EndpointStatus
 from epp.picker.picker import Picker
-from epp.serve.state_report import dry_run_of, endpoints_of, status_of
+from epp.serve.state_report import dry_run_of, endpoints_of
 from epp.sources.keep import Sources
 from epp.sources.scraping.scraper import Scraper
 from tests.unit.picker.picker_questions import a_picker, ask, endpoints, policy_of, serve, text
@@ -41,17 +41,17 @@ def a_site(*, on: Sequence[Endpoint] = (), spec: PolicySpec = PolicySpec()) -> R
     return ReportedPicker(picker, scraper)
 
 
-def status(site: ReportedPicker, *, now: float) -> Any:
-    return status_of(site.picker, site.scraper, now=now)
+def reported(site: ReportedPicker, *, now: float) -> Sequence[EndpointStatus]:
+    return endpoints_of(site.picker, site.scraper.ages(now), now=now)
 
 
 def test_fresh_numbers_of_a_server_are_shown_and_stale_ones_are_unknown() -> None:
     site = a_site()
     site.picker.news.observe(EndpointName("a"), PAGE, now=10.0)
-    fresh, unread = status(site, now=11.0).endpoints
+    fresh, unread = reported(site, now=11.0)
     assert (fresh.running, fresh.waiting, fresh.kv_usage, fresh.prefix_hits_tokens) == (3, 1, 0.5, 50.0)
     assert (unread.running, unread.kv_usage, unread.scrape_age_s) == (None, None, None)
-    (stale, _) = status(site, now=100.0).endpoints
+    (stale, _) = reported(site, now=100.0)
     assert (stale.running, stale.prefix_queries_tokens) == (None, None)
 
 
@@ -60,7 +60,7 @@ def test_requests_in_flight_and_expected_hits_are_the_pickers_own() -> None:
     for now in (9.0, 10.0):
         serve(site.picker, ask(text("p")), now=now)
     site.picker.pick(ask(text("p")), now=11.0)
-    (endpoint,) = status(site, now=11.0).endpoints
+    (endpoint,) = reported(site, now=11.0)
     assert endpoint.in_flight == 1
     assert endpoint.predicted_tokens > 0
     assert endpoint.table_entries == site.picker.caches.table.entries > 0
