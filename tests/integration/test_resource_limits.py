@@ -74,7 +74,7 @@ async def test_without_file_descriptors_scrapes_and_sharing_fail_and_recover(tmp
             async with faulty(redis, "killed", stack, directory=tmp_path):
                 pass
             for line in (
-                f"scrape of {again.name} at .* fails: .*Errno 24",
+                f"scrape of {again.name} at .* fails: ",  # of a cut answer, if one was on its way
                 r"cannot send to .*Too many open files",
             ):
                 await wait_until(partial(logged, line), what=line)
