@@ -171,7 +171,7 @@ lock: $(VENV)/.dev ## write the requirement files from pyproject.toml
 clean: ## remove the virtual environment and caches of this checkout
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build epp/request/*.so epp/protocol/*.so epp/picker/prefix_index/*.so
 
-$(VENV)/.run: requirements/run.txt pyproject.toml epp/request/_jsontext.c epp/protocol/_wire.c epp/picker/prefix_index/_chain.c
+$(VENV)/.run: requirements/run.txt pyproject.toml epp/request/_jsontext.c epp/protocol/_wire.c epp/picker/prefix_index/_chain.c epp/base/extension.h
 	@echo "installing the pinned packages (the first time: about a minute)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r requirements/run.txt

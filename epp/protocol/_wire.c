@@ -3,11 +3,7 @@
  *
  * If a message is not exactly as data planes send it, the result is None, and protobuf decodes the message.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <string.h>
-
-typedef unsigned char byte;
+#include "extension.h"
 
 /* Wire tags: field number times eight plus the wire type. */
 enum { RESPONSE_BODY = 0x2A };
@@ -330,12 +326,4 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "_wire", "Cuts ext_proc's messages out of protobuf's wire format.", 0, methods, NULL, NULL, NULL, NULL,
-};
-
-PyMODINIT_FUNC
-PyInit__wire(void)
-{
-    return PyModuleDef_Init(&module);
-}
+MODULE(_wire, "Cuts ext_proc's messages out of protobuf's wire format.")

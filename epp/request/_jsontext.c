@@ -2,17 +2,7 @@
  *
  * It reports no error. For JSON that is not plainly well formed it returns None, and the ordinary decoder decides.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <string.h>
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "epp runs on little-endian machines only"
-#endif
-
-typedef unsigned char byte;
+#include "extension.h"
 
 /* Returns how many of the next BLOCK bytes come before the first byte that is not plain ASCII. Control characters, quotes and
  * backslashes are not plain. */
@@ -538,12 +528,4 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "_jsontext", "Reads JSON.", 0, methods, NULL, NULL, NULL, NULL,
-};
-
-PyMODINIT_FUNC
-PyInit__jsontext(void)
-{
-    return PyModuleDef_Init(&module);
-}
+MODULE(_jsontext, "Reads JSON.")

@@ -32,9 +32,9 @@ def run(
     built = (directory / name).with_suffix(".so")
     flags = ["-shared", "-fPIC", "-g", "-O1", "-fno-omit-frame-pointer"]
     checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    include = sysconfig.get_paths()["include"]
+    headers = [f"-I{sysconfig.get_paths()['include']}", f"-I{ROOT / 'base'}"]
     subprocess.run(
-        [COMPILER, *flags, *checks, f"-I{include}", str(directory / name), "-o", str(built)],
+        [COMPILER, *flags, *checks, *headers, str(directory / name), "-o", str(built)],
         check=True,
     )
     environment = os.environ | {

@@ -3,14 +3,8 @@
  * The hash is XXH3 with 64 bits and a seed, for inputs over 240 bytes, as its specification describes it. The package xxhash
  * returns the same values. It is used for shorter chunks.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <string.h>
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
+#include "extension.h"
 
-typedef unsigned char byte;
 typedef unsigned long long u64;
 
 enum { STRIPE = 64, SECRET = 192, STRIPES_OF_BLOCK = (SECRET - STRIPE) / 8, BLOCK = STRIPE * STRIPES_OF_BLOCK, LANES = 8, SHORTEST = 241 };
@@ -154,12 +148,4 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "_chain", "Hashes a prompt's chunks.", 0, methods, NULL, NULL, NULL, NULL,
-};
-
-PyMODINIT_FUNC
-PyInit__chain(void)
-{
-    return PyModuleDef_Init(&module);
-}
+MODULE(_chain, "Hashes a prompt's chunks.")
