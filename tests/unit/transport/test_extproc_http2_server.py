@@ -116,9 +116,10 @@ async def test_the_time_limits_of_many_peers_are_checked_over_several_turns() ->
     wires = arrive(server, *[""] * 200)
     greeted, server.now = len(wires[0].writes), lambda: 200.0
     checked = {0}
-    while max(checked) < len(wires):
-        await asyncio.sleep(0)
-        checked.add(sum(len(wire.writes) > greeted for wire in wires))
+    async with asyncio.timeout(30):
+        while max(checked) < len(wires):
+            await asyncio.sleep(0)
+            checked.add(sum(len(wire.writes) > greeted for wire in wires))
     await server.stop(0.0)
     assert len(checked) > 2
 

@@ -215,17 +215,19 @@ async def test_nothing_is_read_while_new_calls_hold_too_many_bytes(monkeypatch: 
     assert len(server.handled) == 10
 
 
-async def test_the_clock_is_looked_at_after_each_message() -> None:
+async def test_the_clock_is_looked_at_after_each_message_and_16_frames() -> None:
     server = PeerServer(takes_s=0.001)
     peer, _ = peer_of(server)
     for number in range(1, 33, 2):
         peer.data_received(opens_call(number))
     await turns(peer, server)
     before = len(server.handled)
-    peer.data_received(b"".join(data(number, grpc(b"more")) for number in range(1, 33, 2)))
+    more = [data(number, grpc(b"more")) for number in range(1, 33, 2)]
+    peer.data_received(b"".join([*more, *map(opens_call, range(33, 93, 2))]))
     assert len(server.handled) - before <= 5
+    assert server.opened == 16, "no frame behind those is read yet"
     await turns(peer, server)
-    assert len(server.handled) - before == 16
+    assert len(server.handled) - before == 46
 
 
 async def test_bytes_that_come_late_in_an_iteration_wait_for_the_next_one() -> None:
