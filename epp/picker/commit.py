@@ -261,7 +261,7 @@ class Commits:
     def _on_body_status(self, pick: Pick, status: int, *, now: float) -> None:
         """Take in what the body of an answer shows: a token (200), none, or the code of an error."""
         if status == 200:
-            pick.state.account.read_at = now
+            pick.state.account.read_at, pick.state.account.bare = now, 0
         elif status >= 400:
             pick.decision.status = status
             pick.failed = pick.prefill is None and is_fault(status)
@@ -271,11 +271,12 @@ class Commits:
     def _judge(self, pick: Pick, status: int, *, proof: Proof = Proof.BEGUN, now: float) -> None:
         """Record whether this answer of its server is good or bad, or may be the client's own fault."""
         failures, model = self._fleet.failures, pick.decision.model
-        bare = status in (NO_CONTENT, PARTIAL)
+        # An answer without a body is right for a request without one, such as OPTIONS.
+        bare = pick.asks and status in (NO_CONTENT, PARTIAL)
         if status < 400 and not bare:
             if pick.asks:
                 self._fleet.answers.well(pick.state, model, path_hash=pick.path_hash)
-                if failures.marks or proof is Proof.TOKEN:
+                if failures.marks:
                     failures.good(pick.state, model, proof=proof, now=now)
             return
         self._said_no(pick, now=now)

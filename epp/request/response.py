@@ -235,6 +235,9 @@ class ResponseReader:
         if self._error:
             return
         self._note_id(answer, body)
+        if answer.get("status") in _UNDONE:
+            self._json = None  # a response that is made in the background: this shows nothing
+            return
         self._finished = self._finished or bool(answer.keys() & _RESULT_KEYS)
         choices = _objects(answer.get("choices"))
         parts = [_object(choice.get("message")) or choice for choice in choices] or [answer]
@@ -295,6 +298,7 @@ _BLOCK_KEYS = ("text", "thinking", "partial_json")
 _REASONS = ("response.completed", "response.incomplete", "message_delta")
 """Events that say why the answer ends."""
 _ENDS = ("response.completed", "response.incomplete", "message_stop")
+_UNDONE = ("queued", "in_progress")
 _RESULT_KEYS = frozenset(("choices", "output", "content", "data"))
 
 

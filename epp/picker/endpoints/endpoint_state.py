@@ -62,6 +62,8 @@ class Account:
     """When the time that its streams take was last compared with that of another server."""
     streams_s: float = 0.0
     """From the beginning to the end of a streamed answer: an average."""
+    bare: int = 0
+    """Answers in a row, of those that were read, that lacked a token or their end."""
     read_at: float = -inf
     """When an answer was last read that held a token."""
     uncounted_end_at: float = inf

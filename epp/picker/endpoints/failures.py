@@ -50,6 +50,7 @@ _REFUSALS: Final = 3
 """A server is suspected after so many refusals in a row. Clients often send one or two bad requests."""
 _REFUTED_S: Final = 60.0
 """For this long after two servers have refused about as many requests in a row, refusals count against none.
+The same holds for bare answers.
 For this long after a probe got a token, counters that stand still show nothing, unless they have grown since.
 """
 
@@ -64,9 +65,9 @@ class FailingServers:
         """The marks by server and model. The model is empty except for a 404. Only servers that have failed
         lately have a mark. While there are no marks, good answers change nothing.
         """
-        self._all_refuse_until = self._all_bare_until = -inf
-        self._bare: dict[EndpointState, float] = {}
-        """Answers that lacked a token or their end. Each with a token takes a quarter off."""
+        self._rows: dict[Form, dict[EndpointState, tuple[int, float]]] = {Form.REFUSES: {}, Form.BARE: {}}
+        """How many answers of this form a server gave in a row, and when it gave the last one."""
+        self._clients_fault_until = dict.fromkeys(self._rows, -inf)
 
     # -- events ---------------------------------------------------------------------------------------------
 
@@ -90,10 +91,6 @@ class FailingServers:
         """Take in an answer for this model that is good, as far as the proof goes. It counts if a mark needs
         no more.
         """
-        if proof is Proof.TOKEN and state in self._bare:
-            self._bare[state] *= 0.75
-            if self._bare[state] < 0.5:
-                del self._bare[state]
         for mark in self._marks_for(state, model):
             if proof < mark.needs:
                 continue
@@ -138,47 +135,50 @@ class FailingServers:
             mark = self._suspect(state, Form.REFUSES, model, now=now)
             mark.control = self._answers.other_that_served(state, model, path_hash=path_hash) or mark.control
             mark.share = max(mark.share, _REFUSING)
-        elif self._refuses_alone(state, now=now):
+        elif self._is_alone(state, Form.REFUSES, state.account.refused, now=now):
             self.failed(state, Form.REFUSES, model, now=now)
 
     def bare(self, state: EndpointState, model: str, *, path_hash: int, now: float) -> bool:
         """Take in an answer that lacks a token or its end. This may be right for its request, and then other
-        servers give such answers too. Return whether it counts, since another server answered well for this
-        model at the same path, and none gives about as many.
+        servers give such answers too. Return whether it counts: several came in a row, at this server alone,
+        and another one answers well for this model at the same path, with tokens.
         """
-        if state.gone or now < self._all_bare_until:
+        if state.gone:
             return False
-        many = self._bare[state] = min(self._bare.get(state, 0.0) + 1, MOST_ENDS)
-        state.account.doubted = True
+        account = state.account
+        account.bare, account.doubted = min(account.bare + 1, 2 * _REFUSALS), True
         other = self._answers.other_that_served(state, model, path_hash=path_hash)
-        if many < _REFUSALS or other is None:
-            return False
-        if sum(many <= 2 * each <= 4 * many for each in self._bare.values()) > 1:
-            self._all_bare_until = now + _REFUTED_S
-            self._bare.clear()
+        alone = self._is_alone(state, Form.BARE, account.bare, now=now)
+        tokens = other is not None and other.account.read_at > -inf
+        if account.bare < _REFUSALS or not alone or not tokens:
             return False
         self.failed(state, Form.BARE, model, now=now)
         mark = self._mark(state, "")
         mark.share = max(mark.share, _REFUSING)  # the next one ejects it
         return True
 
-    def _refuses_alone(self, state: EndpointState, *, now: float) -> bool:
-        """Return whether lately no other server has refused about as many requests in a row, where probes
-        prove nothing. If one has, then the requests are at fault, and an ejected server comes back.
+    def _is_alone(self, state: EndpointState, form: Form, row: int, *, now: float) -> bool:
+        """Return whether lately no other server has given about as many answers of this form in a row. If one
+        has, then the requests are at fault, and ejected servers come back.
         """
+        rows = self._rows[form]
+        rows[state] = row, now
+        for other, (many, at) in rows.items():
+            fewer, more = sorted((row, many))
+            if other is not state and now - at < _REFUTED_S and _REFUSALS <= more <= 2 * fewer:
+                self._clients_fault_until[form] = now + _REFUTED_S
+        alone = now >= self._clients_fault_until[form]
         for mark in self.marks.values():
-            fewer, more = sorted((mark.state.account.refused, state.account.refused))
-            if mark.state is not state and _REFUSALS <= more <= 2 * fewer:
-                self._all_refuse_until = now + _REFUTED_S
-                if mark.out and mark.form is Form.REFUSES:
-                    mark.recover(now=now)
-        return now >= self._all_refuse_until
+            if not alone and mark.out and mark.form is form:
+                mark.recover(now=now)
+        return alone
 
     def forget(self, state: EndpointState) -> None:
         """Forget all marks of a server that has left, or whose name another process has now."""
         for key in [key for key in self.marks if key[0] is state]:
             del self.marks[key]
-        self._bare.pop(state, None)
+        for rows in self._rows.values():
+            rows.pop(state, None)
         state.account = Account()
         state.changed.add(state.slot)
 
@@ -192,7 +192,7 @@ class FailingServers:
         for each in self.marks.values():
             each.picks += each.about in ("", model) and each.state.model == state.model
         account = state.account
-        doubted, account.doubted = account.doubted, state in self._bare
+        doubted, account.doubted = account.doubted, account.bare > 0
         mark = self.marks.get((state, ""))
         return doubted or (mark is not None and mark.needs is Proof.TOKEN)
 

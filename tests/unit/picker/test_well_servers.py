@@ -9,6 +9,7 @@ from epp.picker.endpoints.marks import Verdict
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.request.parse import parse_request, skim_request
+from epp.request.response import PARTIAL, ResponseFeedback
 from epp.sources.scraping.metrics_page import parse_page
 from tests.unit.picker.picker_questions import a_picker, endpoints, state, text
 
@@ -35,6 +36,32 @@ def answer_at(server: str, request: Question, picker: Picker, *, status: int, no
     pick = sent_to(server, request, picker, now=now)
     picker.on_response_headers(pick, status=status, served=address, now=now)
     picker.end(pick, outcome="ended", now=now)
+
+
+def read_at(server: str, request: Question, picker: Picker, *, status: int | None, now: float) -> None:
+    """Send one request to a certain server. Its answer is read, and its body shows this status."""
+    pick = sent_to(server, request, picker, now=now)
+    picker.on_response_headers(pick, status=200, served=state(picker, server).endpoint.address, now=now)
+    picker.on_feedback(pick, ResponseFeedback(status=status), now=now)
+    picker.end(pick, outcome="ended", now=now)
+
+
+@pytest.mark.parametrize("read_there", [200, None])
+def test_bare_answers_count_only_beside_answers_with_tokens(read_there: int | None) -> None:
+    """None: no token is read anywhere, because a gateway drops the bodies. OPTIONS shows nothing."""
+    picker = a_picker(on=endpoints("ab"))
+    read_at("b", chat_to_path(path_hash=1), picker, status=read_there, now=0.0)
+    for _ in range(8 if read_there else 0):
+        read_at(
+            "b",
+            Question("r", InferenceRequest(kind=ApiKind.CHAT), path_hash=1),
+            picker,
+            status=PARTIAL,
+            now=0.5,
+        )
+    for n in range(5):
+        read_at("a", chat_to_path(path_hash=1), picker, status=PARTIAL, now=1.0 + n)
+    assert [each.endpoint.name for each in picker.news.ejected(now=6.0)] == (["a"] if read_there else [])
 
 
 def price(picker: Picker, server: str) -> float:

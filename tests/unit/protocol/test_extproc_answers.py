@@ -180,6 +180,15 @@ def test_a_sampled_answer_is_learned_from_and_passed_on_unchanged(modes: Modes) 
     assert bench.seen.over[0].decision.outcome == "ended"
 
 
+def test_an_answer_of_no_bytes_is_read_from_its_headers() -> None:
+    bench = Bench(sampling=Sampling(share=1))
+    stream = through(bench)
+    run(stream, response_headers(OK, end_of_stream=True))
+    stream.close(now=9.0)
+    (account,) = [s.account for s in bench.picker.fleet.states() if s.account.bare]
+    assert account.said_no_at > 0
+
+
 def test_the_debug_header_gets_the_decision_if_the_policy_allows() -> None:
     bench = Bench(debug_header="x-why")
     answer = only(run(through(bench, BUFFERED, ("X-Why", "1")), response_headers(OK)))

@@ -269,6 +269,7 @@ def test_plain_json_gives_usage_but_no_time(
         (ApiKind.EMBEDDINGS, b'{"data":[{"embedding":[0.5]}]}', 200),
         (ApiKind.MESSAGES, b'{"type":"message","content":[]}', 204),
         (ApiKind.RESPONSES, b'{"output":[]}', 204),
+        (ApiKind.RESPONSES, b'{"output":[],"status":"queued"}', None),
         (ApiKind.QUERY, b'{"status":"queued"}', None),
         (ApiKind.OTHER, b"", None),
     ],
