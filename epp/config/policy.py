@@ -355,8 +355,6 @@ def check_spec(spec: object) -> PolicySpec:
     """
     try:
         return msgspec.convert(spec, type=PolicySpec)
-    except RecursionError as error:
-        raise ConfigError("spec: nested too deeply") from error
     except ValueError as error:
         raise ConfigError(in_words(error, of=PolicySpec, under="spec")) from error
 
