@@ -185,9 +185,6 @@ class ExactMode(Strict, frozen=True):
             yield "exactMode.replayPort: events and replay need two different ports"
 
 
-_OWN_MAX_MESSAGE_TIMEOUT_S: Final = 60.0
-
-
 class EnvoyTracing(Strict, frozen=True):
     """Spans of Envoy itself, sent to a collector of OpenTelemetry. The spans of the picker are then their
     children.
@@ -267,7 +264,7 @@ class Envoy(Strict, frozen=True):
     def own_max_message_timeout_s(self) -> float:
         """Return how much time the bootstrap of `epp envoy-config` allows the picker to ask for."""
         asked_s = self.max_message_timeout_seconds
-        return _OWN_MAX_MESSAGE_TIMEOUT_S if asked_s is None else asked_s
+        return 60.0 if asked_s is None else asked_s
 
     def faults(self) -> Iterator[str]:
         """Yield what the types cannot check. Each text begins with the field at fault."""
