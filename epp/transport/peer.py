@@ -156,6 +156,7 @@ class Peer(asyncio.Protocol):
     def connection_lost(self, _: Exception | None) -> None:
         self.server.left(self)
         now, self.transport = self.server.now(), None
+        self._unread_since = inf
         self.connection.close(now=now)
         for call in list(self._calls.values()):
             self._gone(call, now=now)
