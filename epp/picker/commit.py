@@ -64,7 +64,7 @@ class Commits:
         Nothing may have changed since the choice was considered.
         """
         question, prompt, adapter, slots, choice = considered
-        state, helper, prefix, beginning = self._fleet.in_slot(slots[0]), None, 0, 0
+        state, helper, prefix, beginning = self._fleet.states()[slots[0]], None, 0, 0
         if choice is not None:
             prefix, beginning = choice.weighed.asked.prefix, choice.weighed.asked.beginning
             if choice.reason == "trial":
@@ -86,13 +86,12 @@ class Commits:
 
     # -- the response and the end ----------------------------------------------------------------------------
 
-    def on_response_headers(self, pick: Pick, *, status: int, served: Address | None, now: float) -> bool:
-        """Take in the beginning of the answer. Return whether another endpoint than the first choice serves
-        the request. If so, booking and table entry move to that endpoint. Later headers of the same answer
-        change nothing.
+    def on_response_headers(self, pick: Pick, *, status: int, served: Address | None, now: float) -> None:
+        """Take in the beginning of the answer. If another endpoint than the first choice serves the request,
+        booking and table entry move to that endpoint. Later headers of the same answer change nothing.
         """
         if pick.phase is not Phase.SENT:
-            return False
+            return
         enter(pick, Phase.ANSWERED)
         pick.decision.status = status
         pick.failed = status >= 400 and pick.prefill is None and is_fault(status)
@@ -122,7 +121,6 @@ class Commits:
             # answer come before it begins.
             pick.state.answered(pick.guess.booking, computed=status < 400, now=now)
         self._send(Answered(now, pick, mismatch))
-        return mismatch
 
     def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
         decision = pick.decision

@@ -65,7 +65,7 @@ class Candidate(Struct, frozen=True):
     parts_s: dict[str, float]
     """The parts that add up to the score: backlog, prefill, stall, lora, failing."""
     excluded: str = ""
-    """Why the candidate was left out: failing answers (failing), or a load threshold (waiting, kv_usage,
+    """Why it was not considered: failing answers (failing), or a load threshold (waiting, kv_usage,
     undone). Empty: it was considered."""
 
 
@@ -126,7 +126,7 @@ class Decision(Struct, gc=False, kw_only=True):
     chosen: EndpointName
     destinations: tuple[Address, ...]
     candidates: Iterable[Candidate] = ()
-    """The chosen endpoint first, then the others by score, then those that were left out. Ten at most. The
+    """The chosen endpoint first, then the others by score, then the excluded ones. Ten at most. The
     code may make them only when somebody reads them.
     """
     predicted_s: float = 0.0

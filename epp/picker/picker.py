@@ -79,7 +79,7 @@ class Picker:
         """The pools in which a server is starting, so that requests may wait for it. The root sets them."""
         self._apply(policy)
 
-    def set_policy(self, policy: Policy, *, now: float) -> None:  # noqa: ARG002 - one shape for all events
+    def set_policy(self, policy: Policy) -> None:
         """Use another policy from the next pick on. The table is kept, unless prompts are cut differently
         now.
         """
@@ -183,7 +183,7 @@ class Picker:
         inference, fleet, failures = question.inference, self.fleet, self.fleet.failures
         slots = fleet.candidates(inference.model, subset=question.subset)
         most = self._most_destinations(question)
-        few = [fleet.in_slot(slot) for slot in self._rng.sample(slots, min(max(most, 2), len(slots)))]
+        few = [fleet.states()[slot] for slot in self._rng.sample(slots, min(max(most, 2), len(slots)))]
         few[:2] = sorted(few[:2], key=lambda state: state.loads[0])
         if failures.marks:
             few.sort(key=lambda state: round(failures.share(state, now=now), 1))
@@ -255,18 +255,17 @@ class Picker:
 
     def on_response_headers(
         self, pick: Pick, *, status: int, served: Address | None, lost: int = 0, now: float
-    ) -> bool:
-        """Take in that an answer begins. Return whether another endpoint than the first choice sent it.
+    ) -> None:
+        """Take in that an answer begins. served: the endpoint that sent it, as far as the data plane says.
         lost: the data plane made the answer itself, because the last of so many servers ended the connection.
         """
-        moved = self._commits.on_response_headers(pick, status=status, served=served, now=now)
+        self._commits.on_response_headers(pick, status=status, served=served, now=now)
         if lost and pick.body_hash:
             tried = [state for each in pick.destinations[:lost] if (state := self.fleet.at(each)) is not None]
             strikes = self.fatal.ended(pick.body_hash, tried or [pick.state], tries=lost, now=now)
             self.report(Fatal(now, pick.body_hash, strikes))
         elif self.fatal.struck and status < 500:
             self.fatal.answered(pick.body_hash)
-        return moved
 
     def on_made(self, pick: Pick, name: str, *, now: float) -> None:
         """Take in that the server keeps an object with this id, which the answer names."""

@@ -61,7 +61,7 @@ class Prefilling:
         if found is None:
             return None
         place, why = found
-        state = fleet.in_slot(snapshot.slots[place])
+        state = fleet.states()[snapshot.slots[place]]
         if place in snapshot.trials:
             fleet.failures.tried(state, model, now=now)
         return state, why
@@ -145,10 +145,10 @@ def computed_elsewhere(
     if prefilling.trials:
         place = prefilling.trials[0]
     else:
-        left_out = over_limits(spec.load, prefilling)
+        excluded = over_limits(spec.load, prefilling)
         if prefilling.failing is not None:
-            left_out["failing"] = prefilling.failing
-        prices_s = np.where(any_of(left_out), np.inf, prices_s) if left_out else prices_s
+            excluded["failing"] = prefilling.failing
+        prices_s = np.where(any_of(excluded), np.inf, prices_s) if excluded else prices_s
         place = fewest(prices_s, rng)[0]
     price_s = float(prices_s[place])
     if price_s >= here_s:

@@ -312,7 +312,7 @@ class App:
 
     def _use_policies(self, acting: Policy, tried: Policy | None) -> None:
         if acting != self._picker.policy:
-            self._picker.set_policy(acting, now=time.monotonic())
+            self._picker.set_policy(acting)
             for remark in acting.spec.failures.former_names():
                 _log.warning("policy %s: %s", acting.metadata.name, remark)
             _log.info("policy %s, generation %d, routes", acting.metadata.name, acting.metadata.generation)

@@ -183,6 +183,6 @@ class PolicyFile(BeforePicker):
             policy: Policy = load_policy(data, source="p.yaml")
         except ConfigError:
             return False
-        self._picker.set_policy(policy, now=next(self._now))
+        self._picker.set_policy(policy)
         self._picker.set_dry_run(policy)
         return True

@@ -254,13 +254,13 @@ async def test_a_body_that_is_read_in_part_arrives_whole(rig: EnvoyRig) -> None:
 @pytest.mark.parametrize("mode", ["buffered", "buffered_partial", "full_duplex", "streamed", "none"])
 async def test_a_sampled_answer_is_read_and_reaches_the_client_unchanged(rig: EnvoyRig, mode: str) -> None:
     policy = rig.picker.policy
-    rig.picker.set_policy(policy_of(PolicySpec(sampling=Sampling(share=1))), now=time.monotonic())
+    rig.picker.set_policy(policy_of(PolicySpec(sampling=Sampling(share=1))))
     try:
         body = b'{"model": "m", "prompt": "sampled", "stream": true}'
         async with rig.client.post(rig.url(mode, "/stream"), data=body) as response:
             text = await response.text()
     finally:
-        rig.picker.set_policy(policy, now=time.monotonic())
+        rig.picker.set_policy(policy)
     assert text.count("data: ") == 6
     await rig.settled()
     assert rig.seen.over[-1].decision.outcome == "ended"

@@ -37,7 +37,7 @@ SERVING, NOT_SERVING, UNKNOWN = 1, 2, 3
 class BrokenPicker(Picker):
     """Fails in calls in which no real picker fails."""
 
-    def on_response_headers(self, *_: Any, **__: Any) -> bool:
+    def on_response_headers(self, *_: Any, **__: Any) -> None:
         raise RuntimeError("a bug")
 
 

@@ -63,7 +63,7 @@ class World:
         """`policy rule=affinity gain.minMatchTokens=64`: route by a spec in which these fields differ from
         the defaults.
         """
-        self.picker.set_policy(_policy(options), now=self.now)
+        self.picker.set_policy(_policy(options))
         yield "ok"
 
     def do_endpoints(self, names: list[str], options: dict[str, str]) -> Iterator[str]:

@@ -315,9 +315,6 @@ class Fleet:
         start = self._spec.cost.prefill_tokens_per_second
         return PrefillRate(self._model_rates.setdefault(model, ModelRate(start=start)))
 
-    def __len__(self) -> int:
-        return len(self._in_slots)
-
     def states(self) -> Sequence[EndpointState]:
         """Return the states of all endpoints, by slot."""
         return self._in_slots
@@ -334,9 +331,6 @@ class Fleet:
 
     def at(self, address: Address) -> EndpointState | None:
         return self._by_address.get(address)
-
-    def in_slot(self, slot: int) -> EndpointState:
-        return self._in_slots[slot]
 
     @property
     def columns(self) -> Columns:

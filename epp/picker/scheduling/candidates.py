@@ -63,5 +63,5 @@ class ShownCandidates(Struct, frozen=True, eq=False, gc=False):
             prefill_tokens_per_s=rate,
             score_s=0.0 if score_s is None or isnan(score_s) else score_s,
             parts_s=parts_s,
-            excluded=choice.excluded(place),
+            excluded=choice.why_excluded(place),
         )

@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Struct
 
 from epp.config.policy import Cost, PolicySpec
-from epp.picker.scheduling.schedule import MOST, Choice, Rule, Weighed, equals_apart, fewest
+from epp.picker.scheduling.schedule import Choice, Rule, Weighed, equals_apart, fewest, first_of
 from epp.picker.scheduling.snapshot import MOST_KEPT, Floats, SentPick
 
 _ALIKE = 0.1
@@ -133,8 +133,7 @@ class LeastCost(Rule):
         places = equals_apart(fewest(score_s, self._rng), score_s, weighed)
         if seen.unreported_picks > _LOOKING_AT_ONE:
             counting_s = self._of_few(score_s, weighed, places[0])
-            chosen = fewest(counting_s, self._rng)[0]
-            places = [chosen, *[place for place in places if place != chosen]][:MOST]
+            places = first_of(fewest(counting_s, self._rng)[0], places)
         first = places[0]
         if uncached[first] < weighed.asked.prompt_tokens:
             return Choice(weighed, places, "prefix", score_s)

@@ -59,7 +59,7 @@ class RoundRobin(Rule):
         seen = weighed.seen
         names = seen.roster.by_name
         next_turn = bisect_right(names, self._last)
-        places = fewest((seen.turn() - next_turn) % len(names), None)
+        places = fewest((seen.roster.turn[seen.at] - next_turn) % len(names), None)
         self._last = seen.roster.names[seen.slots[places[0]]]
         return Choice(weighed, places, "turn")
 

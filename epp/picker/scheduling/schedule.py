@@ -7,7 +7,7 @@ calls it once for each request and commits the result. A policy in dry run is ca
 Flow control may call it before it lets a request go.
 
 The steps are the same for every rule: the gain threshold decides whether matches count, failing servers are
-left out, the load thresholds leave out more servers, and the rule ranks the others. This module knows a rule
+excluded, the load thresholds exclude more servers, and the rule ranks the others. This module knows a rule
 only by what it gets (`Weighed`) and returns (`Choice`). Only this module says what unknown values mean: a NaN
 is over no threshold.
 """
@@ -68,8 +68,8 @@ class Weighed(Struct, frozen=True, eq=False, gc=False):
 
 
 class Choice(Struct, frozen=True, eq=False, gc=False):
-    """The endpoints for a request, best first, and why. The rule makes it; `Scheduler` adds the candidates
-    that were left out.
+    """The endpoints for a request, best first, and why. The rule makes it; `Scheduler` adds the excluded
+    candidates.
     """
 
     weighed: Weighed
@@ -78,14 +78,14 @@ class Choice(Struct, frozen=True, eq=False, gc=False):
     reason: str
     """A short label: prefix, load, lora, hash, session, turn, chance, saturated, deadline, state, trial."""
     score_s: Floats | None = None
-    """Predicted cost of every candidate in seconds. NaN: the candidate was left out. None: the rule predicts
+    """Predicted cost of every candidate in seconds. NaN: the candidate was excluded. None: the rule predicts
     no costs."""
-    left_out: dict[str, Bools] = {}
-    """The candidates that were left out, by reason (failing, refusing, or the threshold)."""
+    excluded: dict[str, Bools] = {}
+    """The candidates that were not considered, by reason (failing, refusing, or the threshold)."""
 
-    def excluded(self, place: int) -> str:
-        """Return why a candidate was left out. Empty: the candidate was considered."""
-        return next((name for name, over in self.left_out.items() if over[place]), "")
+    def why_excluded(self, place: int) -> str:
+        """Return why a candidate was excluded. Empty: the candidate was considered."""
+        return next((name for name, over in self.excluded.items() if over[place]), "")
 
     def only_ranked(self) -> Choice:
         """Return the choice among the candidates in `places` alone, in this order."""
@@ -95,7 +95,7 @@ class Choice(Struct, frozen=True, eq=False, gc=False):
             list(range(len(index))),
             self.reason,
             None if self.score_s is None else self.score_s[index],
-            {name: over[index] for name, over in self.left_out.items()},
+            {name: over[index] for name, over in self.excluded.items()},
         )
 
 
@@ -240,7 +240,7 @@ def _some_of(places: Ints, count: int, rng: random.Random | None) -> list[int]:
     return [places.item(n) for n in drawn]
 
 
-def _first(place: int, places: list[int]) -> list[int]:
+def first_of(place: int, places: list[int]) -> list[int]:
     """Return the places with this one before all others."""
     return [place, *[each for each in places if each != place]][:MOST]
 
@@ -253,40 +253,40 @@ class Scheduler:
         self.rule = rule
 
     def schedule(self, request: SchedulingRequest, snapshot: Snapshot) -> Choice:
-        """Return the best candidates, best first; those that were left out come last.
+        """Return the best candidates, best first; those that were excluded come last.
 
         SaturatedError: every candidate is over a load threshold and the policy refuses requests then.
         """
         uncached = uncached_tokens(request, self._spec.gain)
         over = over_limits(self._spec.load, snapshot)
-        left_out, saturated = self._left_out(snapshot, over)
+        excluded, saturated = self._excluded(snapshot, over)
         refusing = self.rule.refusing(request, snapshot)
-        if refusing is not None and not any_of(with_it := left_out | {"refusing": refusing}).all():
-            left_out = with_it
+        if refusing is not None and not any_of(with_it := excluded | {"refusing": refusing}).all():
+            excluded = with_it
         load_s = loading_s(snapshot, load_s=self._spec.lora.load_seconds)
         weighed = Weighed(snapshot, request, uncached, load_s)
-        if left_out:
-            ranked = self._rank_some(weighed, np.flatnonzero(~any_of(left_out)))
+        if excluded:
+            ranked = self._rank_some(weighed, np.flatnonzero(~any_of(excluded)))
         else:
             ranked = self.rule.rank(weighed)
         places, reason = ranked.places, ranked.reason
         if saturated and self.rule.gated:
             reason = "saturated"
         if request.holder is not None:
-            places, reason = _first(request.holder, places), "state"
+            places, reason = first_of(request.holder, places), "state"
         elif snapshot.trials and weighed.first_token_s(snapshot.trials[0]) <= request.left_s:
-            places, reason = _first(snapshot.trials[0], places), "trial"
+            places, reason = first_of(snapshot.trials[0], places), "trial"
         elif request.left_s < np.inf and weighed.first_token_s(places[0]) > request.left_s:
             each_s = weighed.first_token_s(slice(None))
             if load_s is not None:  # no adapter is loaded only for a deadline
                 each_s[load_s > load_s[places[0]]] = np.inf
-            if left_out:
-                each_s[any_of(left_out)] = np.inf
-            places, reason = _first(int(each_s.argmin()), places), "deadline"
-        return Choice(weighed, places, reason, ranked.score_s, left_out)
+            if excluded:
+                each_s[any_of(excluded)] = np.inf
+            places, reason = first_of(int(each_s.argmin()), places), "deadline"
+        return Choice(weighed, places, reason, ranked.score_s, excluded)
 
-    def _left_out(self, snapshot: Snapshot, over: dict[str, Bools]) -> tuple[dict[str, Bools], bool]:
-        """Return the candidates that are left out, by reason, and whether all candidates that do not fail are
+    def _excluded(self, snapshot: Snapshot, over: dict[str, Bools]) -> tuple[dict[str, Bools], bool]:
+        """Return the candidates that are excluded, by reason, and whether all candidates that do not fail are
         over a load threshold. At least one candidate always remains.
         """
         failing: dict[str, Bools] = {"failing": snapshot.failing} if snapshot.failing is not None else {}

@@ -135,10 +135,6 @@ class Snapshot(Struct, frozen=True, eq=False, gc=False, kw_only=True):
     def __len__(self) -> int:
         return len(self.slots)
 
-    def turn(self) -> Ints:
-        """For each candidate, the place of its name in the roster's `by_name`."""
-        return self.roster.turn[self.at]
-
     def places_by_slot(self) -> Mapping[int, int]:
         """Return the place of each candidate's slot."""
         return {slot: place for place, slot in enumerate(self.slots)}

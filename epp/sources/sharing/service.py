@@ -161,7 +161,7 @@ class SharingService:
     async def _read(self) -> None:
         while True:
             # A picker without endpoints could use no batch.
-            readable = self._joined and (self.warm or len(self.exchange.picker.fleet))
+            readable = self._joined and (self.warm or len(self.exchange.picker.fleet.states()))
             works = not readable or await self._works(_HEAR, self._read_once)
             if works and (self.warm or not readable):
                 # Others send at any moment. Reading several batches together costs a fraction.

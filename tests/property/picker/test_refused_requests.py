@@ -121,6 +121,7 @@ class RefusalMachine(RuleBasedStateMachine):
         room = 2 * (mirror.guessed_bytes + tables[0].size_bytes(0, len(chain))) <= mirror.capacity_bytes
         if tables[0].match(chain) == tables[1].match(chain) and (room or not self.vain):
             one, other = (picker.pick(asked, now=self.now) for picker in self.pickers)
+            one.sampled = other.sampled  # the first answer of a server is read, whoever asked for it
             self.good.append(Good((one, other)))
 
     @precondition(lambda self: any(not good.answered for good in self.good))

@@ -66,7 +66,7 @@ def test_booking_and_prefix_move_to_the_server_that_really_served() -> None:
     picker = a_picker()
     pick = picker.pick(ask(text("p"), stream=True), now=1.0)
     first, second = pick.decision.chosen, list(pick.decision.candidates)[1].name
-    assert picker.on_response_headers(pick, status=200, served=pick.destinations[1], now=1.1)
+    picker.on_response_headers(pick, status=200, served=pick.destinations[1], now=1.1)
     assert in_flight(picker) == {second: 1}
     assert undone(picker, first, now=1.1) == 0
     assert undone(picker, second, now=1.1) == 2000

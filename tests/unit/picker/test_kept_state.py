@@ -50,7 +50,7 @@ def test_each_follow_up_goes_to_the_server_of_its_response(rule: RuleName, share
 def test_another_policy_forgets_no_response() -> None:
     picker = a_picker()
     made = {"resp_1": make(picker, "resp_1", now=1.0)}
-    picker.set_policy(policy_of(PolicySpec(chunks=Chunks(size_bytes=128))), now=2.0)
+    picker.set_policy(policy_of(PolicySpec(chunks=Chunks(size_bytes=128))))
     assert picks(picker, made, now=3.0) == {"resp_1": ("state", True)}
 
 

@@ -302,7 +302,8 @@ def test_each_rank_has_its_own_cache_and_load() -> None:
     first = picker.pick(ask(text("p0")), now=9.5)
     assert first.decision.reason == "prefix"
     assert in_flight(picker) == {first.decision.chosen: 1}
-    assert not picker.on_response_headers(first, status=200, served=first.destinations[0], now=9.6)
+    picker.on_response_headers(first, status=200, served=first.destinations[0], now=9.6)
+    assert first.state.endpoint.name == first.decision.chosen
 
 
 def test_the_file_for_envoy_has_only_fronts() -> None:

@@ -39,7 +39,7 @@ def test_a_new_policy_keeps_the_table_and_takes_effect_with_the_next_pick() -> N
     picker = a_picker()
     serve(picker, ask(text("p")), now=1.0)
     spec = PolicySpec(rule="affinity", table=Table(default_capacity_tokens=1000))
-    picker.set_policy(policy_of(spec), now=2.0)
+    picker.set_policy(policy_of(spec))
     decision = picker.pick(ask(text("p")), now=3.0).decision
     assert decision.rule == "affinity"
     assert decision.matched_tokens > 1900
@@ -50,7 +50,7 @@ def test_a_new_policy_keeps_the_table_and_takes_effect_with_the_next_pick() -> N
 def test_new_chunk_size_empties_table_and_older_requests_end_without_error() -> None:
     picker = a_picker(on=endpoints("ab"))
     old = [picker.pick(ask(text("p"), stream=True), now=1.0) for _ in range(4)]
-    picker.set_policy(policy_of(PolicySpec(chunks=Chunks(size_bytes=128))), now=2.0)
+    picker.set_policy(policy_of(PolicySpec(chunks=Chunks(size_bytes=128))))
     assert picker.caches.table.entries == 0
     picker.on_response_headers(old[0], status=200, served=old[0].destinations[1], now=2.1)  # moved
     picker.on_response_headers(old[1], status=500, served=None, now=2.1)

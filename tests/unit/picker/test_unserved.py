@@ -136,7 +136,7 @@ def test_no_request_waits_any_longer_in_a_drain() -> None:
 def test_another_policy_may_come_while_requests_wait() -> None:
     pool = Empty(Flow(wait_for_server_seconds=60))
     pool.offer("r")
-    pool.picker.set_policy(policy_of(replace(pool.picker.policy.spec, flow=Flow())), now=2.0)
+    pool.picker.set_policy(policy_of(replace(pool.picker.policy.spec, flow=Flow())))
     pool.come("a", now=3.0)
     pool.pump(now=3.0)
     assert pool.went() == ["r"]

@@ -31,7 +31,7 @@ def test_a_call_that_opened_before_a_new_policy_is_read_by_it() -> None:
     calls = Calls()
     call = Conversation(calls.streams, NotingCaller())
     policy = calls.picker.policy
-    calls.picker.set_policy(replace(policy, spec=replace(policy.spec, session_header="x-chat")), now=1.0)
+    calls.picker.set_policy(replace(policy, spec=replace(policy.spec, session_header="x-chat")))
     call.message(head(), now=1.0)
     assert "x-chat" in calls.streams.names, "else the head has no session"
 
@@ -66,7 +66,7 @@ def test_next_call_after_the_end_of_flow_control_has_the_gate_pumped_soon() -> N
     calls.ask()
     _, waits = calls.ask()
     policy, pumps = calls.picker.policy, calls.pumps
-    calls.picker.set_policy(replace(policy, spec=replace(policy.spec, flow=Flow())), now=1.0)
+    calls.picker.set_policy(replace(policy, spec=replace(policy.spec, flow=Flow())))
     calls.ask()
     assert calls.pumps == pumps + 1
     calls.gate.pump(now=1.0)

@@ -186,7 +186,7 @@ def test_a_waiting_request_keeps_its_priority_whatever_changes() -> None:
     held.gate.set_objectives({})
     policy = held.bench.picker.policy
     flow = replace(policy.spec.flow, order="Shortest", deadline_seconds=800.0, objectives={"person": -3})
-    held.bench.picker.set_policy(replace(policy, spec=replace(policy.spec, flow=flow)), now=1.0)
+    held.bench.picker.set_policy(replace(policy, spec=replace(policy.spec, flow=flow)))
     held.gate.pump(now=2.0)
     assert dict(held.gate.status(now=2.0)[0].requests) == {10: 1}
     held.gate.pump(now=600.0)

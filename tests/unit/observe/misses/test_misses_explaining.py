@@ -87,7 +87,7 @@ async def test_the_account_is_split_by_policy() -> None:
     served(picker, text("one", 8192), now=0.0)
     metadata = replace(picker.policy.metadata, name="second")
     spec = replace(picker.policy.spec, rule="round-robin")
-    picker.set_policy(replace(picker.policy, metadata=metadata, spec=spec), now=1.0)
+    picker.set_policy(replace(picker.policy, metadata=metadata, spec=spec))
     served(picker, text("one", 8192), now=2.0)
     account = await explained(misses, requests=2)
     first, second = account["policies"]

@@ -74,7 +74,7 @@ def test_the_fleet_is_always_exactly_the_last_list(lists: list[list[tuple[str, i
 
 
 def names_serving(fleet: Fleet, model: str) -> list[str]:
-    return sorted(fleet.in_slot(slot).endpoint.name for slot in fleet.served.slots(model))
+    return sorted(fleet.states()[slot].endpoint.name for slot in fleet.served.slots(model))
 
 
 def holds(fleet: Fleet, name: str, adapter: str) -> None:
@@ -186,7 +186,7 @@ def test_after_any_events_the_columns_agree_with_the_states(events: list[tuple[s
     held: dict[EndpointState, list[Booking]] = {state: [] for state in fleet.states()}
     for event, number in events:
         now += 0.5
-        state = fleet.in_slot(number % len(fleet))
+        state = fleet.states()[number % len(fleet.states())]
         if event == "book":
             held[state].append(Booking(tokens=100 * number, booked_at=now))
             state.book(held[state][-1], now=now)
@@ -214,7 +214,7 @@ def test_after_any_events_the_columns_agree_with_the_states(events: list[tuple[s
             state.settle_adapter(next(iter(state.expected_adapters)))
         elif event == "restart":
             state.forget_server(now=now)
-        elif event == "leave" and len(fleet) > 1:
+        elif event == "leave" and len(fleet.states()) > 1:
             news.set_endpoints([s.endpoint for s in fleet.states() if s is not state], now=now)
         assert state.loads[0] >= state.in_flight == len(held[state])
         check_fleet(fleet)
@@ -290,7 +290,7 @@ def test_endpoint_that_left_is_forgotten_if_policy_cuts_chunks_differently() -> 
     picker, _ = warm_picker(process_of_a())
     picker.news.set_endpoints([], now=0.0)
     spec = PolicySpec(chunks=Chunks(size_bytes=128))
-    picker.set_policy(policy_of(spec), now=1.0)
+    picker.set_policy(policy_of(spec))
     picker.news.set_endpoints([process_of_a()], now=2.0)
     assert picker.caches.table.mirrors[A].entries == 0
     check_picker(picker)

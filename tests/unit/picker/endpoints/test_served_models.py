@@ -38,13 +38,13 @@ def take(news: FleetNews, **lists: ModelList | None) -> None:
 
 
 def names_that_serve(news: FleetNews, model: str) -> str:
-    return "".join(sorted(news.fleet.in_slot(slot).endpoint.name for slot in news.fleet.served.slots(model)))
+    return "".join(sorted(news.fleet.states()[slot].endpoint.name for slot in news.fleet.served.slots(model)))
 
 
 def picked_from(news: FleetNews, model: str, subset: str) -> str:
     allowed = {endpoint(name).address for name in subset}
     slots = news.fleet.candidates(model, subset=allowed)
-    return "".join(sorted(news.fleet.in_slot(slot).endpoint.name for slot in slots))
+    return "".join(sorted(news.fleet.states()[slot].endpoint.name for slot in slots))
 
 
 def test_the_length_that_a_server_lists_is_known_to_its_state() -> None:

@@ -75,7 +75,7 @@ def drain(queue: WaitingRequests) -> None:
 
 def turn_off(queue: WaitingRequests) -> None:
     policy = queue.picker.policy
-    queue.picker.set_policy(replace(policy, spec=replace(policy.spec, flow=Flow())), now=1.0)
+    queue.picker.set_policy(replace(policy, spec=replace(policy.spec, flow=Flow())))
     queue.gate.pump(now=1.0)
 
 
@@ -108,7 +108,7 @@ def test_flow_control_that_is_on_again_holds_all_that_have_not_gone() -> None:
     on = queue.picker.policy
     turn_off(queue)
     went = len(queue.went)
-    queue.picker.set_policy(on, now=1.0)
+    queue.picker.set_policy(on)
     assert isinstance(queue.offer("new"), QueueItem)
     queue.pump()
     assert len(queue.went) == went < MANY
@@ -119,7 +119,7 @@ def test_requests_that_a_policy_pushed_out_are_told_so_at_a_drain_too() -> None:
     queue = WaitingRequests(MANY)
     policy = queue.picker.policy
     narrow = replace(policy.spec.flow, in_all=WaitingSettings(max_requests=0))
-    queue.picker.set_policy(replace(policy, spec=replace(policy.spec, flow=narrow)), now=1.0)
+    queue.picker.set_policy(replace(policy, spec=replace(policy.spec, flow=narrow)))
     with pytest.raises(PickError):
         queue.offer("new")
     queue.gate.leave(queue.waiting["r0"])

@@ -49,7 +49,7 @@ def test_load_above_a_threshold_crosses_it_and_load_at_threshold_does_not(
     assert over(at_limit) == []
 
 
-def test_endpoints_left_out_go_by_load_and_those_that_fail_are_last() -> None:
+def test_excluded_endpoints_go_by_load_and_those_that_fail_are_last() -> None:
     loads = {"a": 5, "b": 3}
     seen = [*(SeenEndpoint(name, waiting=11, in_flight=n) for name, n in loads.items()), SeenEndpoint("c")]
     assert choose(seen).places == [2, 1, 0]
@@ -57,7 +57,7 @@ def test_endpoints_left_out_go_by_load_and_those_that_fail_are_last() -> None:
     assert scheduler_of(PolicySpec(load=LOAD)).schedule(request(seen), b_fails).places == [2, 0, 1]
 
 
-def test_a_deadline_leads_to_no_left_out_server_nor_from_a_named_one() -> None:
+def test_a_deadline_leads_to_no_excluded_server_nor_from_a_named_one() -> None:
     seen = [SeenEndpoint("a", backlog=900.0), SeenEndpoint("b"), SeenEndpoint("c", backlog=500.0)]
     b_fails = replace(snapshot(seen), failing=np.array([False, True, False]))
     urgent = replace(request(seen), left_s=0.1)
@@ -76,7 +76,7 @@ def test_a_deadline_leads_to_no_left_out_server_nor_from_a_named_one() -> None:
 
 def test_if_all_are_over_a_threshold_the_rule_ranks_them_all() -> None:
     choice = choose([SeenEndpoint(name, waiting=n, in_flight=n) for name, n in (("a", 300), ("b", 200))])
-    assert (choice.places, choice.reason, choice.left_out) == ([1, 0], "saturated", {})
+    assert (choice.places, choice.reason, choice.excluded) == ([1, 0], "saturated", {})
 
 
 def test_a_refused_request_goes_back_if_others_are_over_a_threshold() -> None:
@@ -88,7 +88,7 @@ def test_a_refused_request_goes_back_if_others_are_over_a_threshold() -> None:
 
 def test_plain_rules_ignore_the_thresholds() -> None:
     choice = choose([SeenEndpoint("a", waiting=99), SeenEndpoint("b", in_flight=1)], rule="least-load")
-    assert (choice.places, choice.reason, choice.left_out) == ([0, 1], "load", {})
+    assert (choice.places, choice.reason, choice.excluded) == ([0, 1], "load", {})
 
 
 ENDPOINTS = st.lists(
@@ -106,16 +106,16 @@ ENDPOINTS = st.lists(
 
 
 @given(ENDPOINTS)
-def test_exactly_those_over_a_threshold_are_left_out(seen: list[SeenEndpoint]) -> None:
+def test_exactly_those_over_a_threshold_are_excluded(seen: list[SeenEndpoint]) -> None:
     seen = [SeenEndpoint(**{**vars(s), "name": f"e{n}"}) for n, s in enumerate(seen)]
     choice = choose(seen)
     heavy = {n for n, s in enumerate(seen) if s.waiting > 10 or s.kv_usage > 0.9 or s.backlog > 1000}
     assert len(choice.places) == len(set(choice.places)) == min(MOST, len(seen))
     assert (choice.reason == "saturated") == (len(heavy) == len(seen))
     if choice.reason == "saturated":
-        assert not choice.left_out
+        assert not choice.excluded
         return
-    assert {n for n in range(len(seen)) if choice.excluded(n)} == heavy
+    assert {n for n in range(len(seen)) if choice.why_excluded(n)} == heavy
     shown_light = [place for place in choice.places if place not in heavy]
     assert shown_light == choice.places[: len(shown_light)]
     assert len(shown_light) == min(MOST, len(seen) - len(heavy))
@@ -180,7 +180,7 @@ def test_candidates_narrowed_twice_keep_their_slots_and_their_numbers() -> None:
     assert few.has_adapter is not None
     assert len(few.has_adapter) == len(few) == 2
     assert few.unreported_picks == 3.0
-    assert few.turn().tolist() == [2, 0], "the names are c and a"
+    assert few.roster.turn[few.at].tolist() == [2, 0], "the names are c and a"
     assert few.places_by_slot() == {2: 0, 3: 1}
 
 
@@ -231,7 +231,7 @@ def test_a_candidate_shows_the_numbers_that_the_rule_used() -> None:
     assert (candidate.name, candidate.address) == ("a", Address("10.0.0.1", 8000))
     assert (candidate.matched_tokens, candidate.uncached_tokens, candidate.backlog_tokens) == (128, 872, 5000)
     assert (candidate.in_flight, candidate.waiting, candidate.kv_usage) == (2, 9, 0.5)
-    # this endpoint is left out, so it has no score
+    # this endpoint is excluded, so it has no score
     assert (candidate.prefill_tokens_per_s, candidate.score_s) == (10_000.0, 0.0)
     assert candidate.parts_s["backlog"] == pytest.approx(0.50007)
     assert candidate.parts_s["lora"] == 2 * SPEC.lora.load_seconds  # no slot for an adapter is free

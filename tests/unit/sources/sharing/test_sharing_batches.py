@@ -87,7 +87,7 @@ def test_pools_policies_and_formats_have_their_own_channels() -> None:
     assert one.exchange.channel("a") != one.exchange.channel("b")
     assert one.exchange.channel("a") != finer.exchange.channel("a")
     before = one.exchange.channel("a")
-    one.picker.set_policy(spec, now=1.0)
+    one.picker.set_policy(spec)
     assert one.exchange.channel("a") == finer.exchange.channel("a") != before
     assert one.exchange.channel("a").count("{") == 1
 
