@@ -188,14 +188,17 @@ def line_of(request: Pick, *, unix_now_s: float, key: bytes) -> RecordedRequest:
     """Return what a recording keeps of a request. key: of the hashes of tenants' names, at most 64
     bytes: the picker's secret, so that nobody can guess names.
     """
-    decision = request.decision
+    decision, tenant = request.decision, ""
+    if decision.tenant:
+        name = decision.tenant.encode("utf-8", "surrogatepass")
+        tenant = blake2b(name, key=key, digest_size=_TENANT_BYTES).hexdigest()
     return RecordedRequest(
         at_unix_s=decision.at_unix_s,
         waited_s=decision.waited_s,
         kind=str(decision.kind),
         base_model=request.state.model,
         adapter=decision.adapter,
-        tenant=_hashed(decision.tenant, key),
+        tenant=tenant,
         priority=decision.priority,
         stream=request.streams,
         prompt_bytes=request.prompt.size.text_bytes,
@@ -212,12 +215,6 @@ def line_of(request: Pick, *, unix_now_s: float, key: bytes) -> RecordedRequest:
         output_tokens=decision.output_tokens,
         chunks=pack_hashes(request.chain),
     )
-
-
-def _hashed(tenant: str, key: bytes) -> str:
-    if not tenant:
-        return ""
-    return blake2b(tenant.encode("utf-8", "surrogatepass"), key=key, digest_size=_TENANT_BYTES).hexdigest()
 
 
 def opening_of(picker: Picker) -> Opening:
