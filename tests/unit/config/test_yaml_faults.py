@@ -41,7 +41,6 @@ def test_unknown_field_without_a_similar_one_gets_the_list_of_all_fields(tmp_pat
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is empty; it needs at least apiVersion, kind, metadata"),
         (HEAD + "spec: {targetRef: {}}", "line 4: spec.targetRef: there is no `name`$"),
         (
             HEAD + "spec: {flow: {ttlByPriority: {-10: 6}}}",

@@ -16,6 +16,7 @@ from bench.routing.catalog import CONFIGS
 from bench.routing.live import vllm
 from bench.routing.live.vllm_fleet import Speed
 from bench.routing.live.words import prompt_of
+from bench.routing.more_workloads import MORE, UNTUNED
 from bench.routing.picker_router import PickerRouter
 from bench.routing.report import cells_of, goals
 from bench.routing.rows import Row, mean_row, row_of
@@ -53,12 +54,14 @@ def test_every_configuration_serves_every_request_and_repeats_itself(rule: str) 
     assert all(record.completed for record in first.records)
 
 
-@pytest.mark.parametrize("workload", [*SPECS, "drawn-2", "drawn-7"])
+@pytest.mark.parametrize("workload", [*SPECS, *MORE, *UNTUNED, "drawn-2", "drawn-7"])
 def test_every_workload_runs_and_repeats_itself(workload: str) -> None:
     first, again = (outcome_of(run_of("least-cost", workload)) for _ in range(2))
     assert repr(first) == repr(again)
-    assert len(first.records) > 10
-    assert len({record.server for record in first.records}) > 1
+    if workload not in {"serial", "clock"}:  # so short, they send few requests, all to one server
+        assert len(first.records) > 10
+        assert len({record.server for record in first.records}) > 1
+    assert first.records
 
 
 def test_a_failing_server_breaks_off_all_its_answers_and_no_other_does() -> None:

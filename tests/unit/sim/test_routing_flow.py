@@ -1,10 +1,9 @@
-"""Flow control in the simulator, and the workloads for it."""
+"""Flow control in the simulator."""
 
 import pytest
 
-from bench.routing.bench import Run, Setting, simulate
+from bench.routing.bench import Run, Setting
 from bench.routing.flow import SETTINGS, outcome_of, row_of
-from bench.routing.more_workloads import MORE, UNTUNED
 from model_server.sim.fleet import Outcome
 
 CAPACITY_PER_S = 3.0
@@ -35,21 +34,3 @@ def test_flow_control_changes_nothing_if_a_server_is_always_free() -> None:
     off, on = (served(name, 0.05) for name in ("off", "queue"))
     assert [r.arrived_s for r in on.records] == [r.arrived_s for r in off.records]
     assert all(record.completed for record in on.records)
-
-
-# -- workloads -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workload", [*MORE, *UNTUNED])
-def test_every_workload_runs(workload: str) -> None:
-    made = Run(
-        workload=workload,
-        rule="least-cost",
-        load=0.5,
-        seed=1,
-        setting=Setting(num_servers=3, scale=0.02),
-        capacity_per_s=1.0,
-        unloaded_s=8.0,
-    )
-    assert simulate(made).row.completed > 0

@@ -62,17 +62,16 @@ class TestLookups:
         assert table.match(chain("abcd")) == {A: 2, B: 3}
         assert reported == {"credited": 1, "forgotten": 2}
 
-    def test_a_server_that_may_hold_more_loses_nothing(self) -> None:
+    @pytest.mark.parametrize(
+        ("found", "held"),
+        [(lookup("abcd", {}, sure=frozenset({B})), 4), (lookup("abcd", {}, from_chunk=2), 2)],
+        ids=["the server may hold more", "the first chunks are no whole block"],
+    )
+    def test_what_a_lookup_cannot_tell_is_left_alone(self, found: LookupReport, held: int) -> None:
         table = new_table(A)
         table.record(A, chain("abcd"), now=1)
-        report(table, lookup("abcd", {}, sure=frozenset({B})))
-        assert table.match(chain("abcd")) == {A: 4}
-
-    def test_prefixes_without_a_whole_block_are_left_alone(self) -> None:
-        table = new_table(A)
-        table.record(A, chain("abcd"), now=1)
-        report(table, lookup("abcd", {}, from_chunk=2))
-        assert table.match(chain("abcd")) == {A: 2}
+        report(table, found)
+        assert table.match(chain("abcd")) == {A: held}
 
 
 @pytest.mark.parametrize(("after_s", "held"), [(UNDER_WAY_S - 0.1, {A: 4}), (UNDER_WAY_S, {})])
