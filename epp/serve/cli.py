@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn, get_args
@@ -125,7 +126,7 @@ def command_line() -> WordsParser:
     envoy = add(_envoy_config, "envoy-config", "--config config.yaml")
     for command in (serve, check, envoy):
         command.option("--config FILE", "configuration file (YAML)", required=True)
-        command.option("file FILE", nargs="?", type=_bare("--config"))
+        command.option("file FILE", nargs="?", type=partial(_bare, "--config"))
     serve.option("--worker N", type=int)
     serve.option("--hub FILE")
     check.option("--verbose", "print the configuration with all defaults, as YAML")
@@ -168,7 +169,7 @@ def _up_options(command: WordsParser) -> None:
     )
     text = "address of the live page and the metrics: PORT or IP:PORT (default %(default)s)"
     command.option("--page PORT", text, type=_place, default="127.0.0.1:9090")
-    command.option("address HOST:PORT", nargs="?", type=_bare("--server"))
+    command.option("address HOST:PORT", nargs="?", type=partial(_bare, "--server"))
     command.option("--policy FILE", "policy file; each change of it is put in use")
     text = "serve clients over TLS with these PEM files"
     command.option("--tls FILE", text, nargs=2, metavar=("CERT", "KEY"))
@@ -186,13 +187,9 @@ def _replay_options(command: WordsParser) -> None:
     command.option("--json FILE", "write the table as JSON")
 
 
-def _bare(option: str) -> Callable[[str], NoReturn]:
-    """Return what refuses a value without its option."""
-
-    def refuse(text: str) -> NoReturn:
-        raise argparse.ArgumentTypeError(f"write {option} {text}")
-
-    return refuse
+def _bare(option: str, text: str) -> NoReturn:
+    """Refuse a value without its option."""
+    raise argparse.ArgumentTypeError(f"write {option} {text}")
 
 
 def _place(text: str) -> Address:
