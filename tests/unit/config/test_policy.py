@@ -23,7 +23,7 @@ def test_an_empty_spec_is_the_default_policy() -> None:
 
 
 def test_former_names_of_fields_work_and_a_warning_names_the_new_ones() -> None:
-    former = check_spec({"failures": {"shareToLeaveOut": 0.3, "maxLeftOutShare": 0.25}})
+    former = check_spec({"failures": {"shareToLeaveOut": 0.3, "shareToEject": 0.7, "maxLeftOutShare": 0.25}})
     assert (former.failures.share_to_eject, former.failures.max_ejected_share) == (0.3, 0.25)
     assert check_spec(only_set(former)) == former
     warnings = [line.split(";")[0] for line in former.failures.former_names()]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from epp.config.dialects import WAIT_SHARE
 from epp.config.flow import Flow
-from epp.config.policy import DEFAULT_POLICY, Cost, PolicySpec, PrefixHashSettings
+from epp.config.policy import DEFAULT_POLICY, Cost, FailureSettings, PolicySpec, PrefixHashSettings
 from epp.config.sections import Envoy
 from epp.config.settings import Config
 from epp.serve.cli import main
@@ -184,12 +184,14 @@ def test_a_gateway_that_waits_for_too_short_a_time_gets_a_remark(
     assert remark in "".join(faults)
 
 
-def test_numbers_of_the_rule_that_make_a_hot_spot_get_a_remark() -> None:
+def test_former_names_and_numbers_that_make_a_hot_spot_get_a_remark() -> None:
     hashed = PrefixHashSettings(max_load_ratio=4.5, min_in_flight=65)
     fields: dict[str, list[str]] = {"prefix-hash": [], "least-cost": [], "affinity": []}
     for rule, found in fields.items():
         spec = PolicySpec(rule=rule, prefix_hash=hashed, cost=Cost(uncached_token_weight=50))  # type: ignore[arg-type]
+        spec = replace(spec, failures=FailureSettings(max_left_out_share=0.2))
         faults = contradictions(Config(endpoints_file="e.yaml"), replace(DEFAULT_POLICY, spec=spec))
-        found += [remark.split(":")[0] for remark in faults]
+        former, *found[:] = [remark.split(":")[0] for remark in faults]
+        assert former == "failures.maxLeftOutShare"
     assert fields["prefix-hash"] == ["prefixHash.maxLoadRatio", "prefixHash.minInFlight"]
     assert (fields["least-cost"], fields["affinity"]) == (["cost.uncachedTokenWeight"], [])
