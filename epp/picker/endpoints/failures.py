@@ -146,11 +146,13 @@ class FailingServers:
         if state.gone:
             return False
         account = state.account
-        account.bare, account.doubted = min(account.bare + 1, 2 * _REFUSALS), True
+        account.bare, account.doubted = min(account.bare + 1, MOST_ENDS), True
         other = self._answers.other_that_served(state, model, path_hash=path_hash)
         alone = self._is_alone(state, Form.BARE, account.bare, now=now)
         tokens = other is not None and other.account.read_at > -inf
-        if account.bare < _REFUSALS or not alone or not tokens:
+        mark = self.marks.get((state, ""))
+        again = mark is not None and mark.form is Form.BARE  # not long ago
+        if not (again or account.bare >= _REFUSALS) or not alone or not tokens:
             return False
         self.failed(state, Form.BARE, model, now=now)
         mark = self._mark(state, "")

@@ -135,6 +135,13 @@ def test_a_server_whose_answers_fail_in_part_gets_few_of_them(
     assert traffic.to(SICK, since=70.0, until=75.0) >= 0.15
 
 
+@pytest.mark.parametrize("rule", ["least-cost", "affinity", "session"])
+def test_a_server_half_of_whose_answers_are_bare_gets_few_of_them(rule: RuleName) -> None:
+    fields: dict[str, Any] = {"sick": begins, "told": NO_CONTENT, "sick_part": 0.5, "sick_to": 100.0}
+    traffic = Traffic(rule=rule, servers="abc", per_s=10.0, **fields).run(100.0)
+    assert traffic.to(SICK, since=8.0, until=100.0) <= 0.06
+
+
 @pytest.mark.parametrize(("rule", "per_s"), [*product(RULES, [0.5, 5.0]), ("least-cost", 200.0)])
 def test_a_sick_server_is_ejected_under_slow_and_fast_traffic(rule: RuleName, per_s: float) -> None:
     traffic = Traffic(rule=rule, per_s=per_s, sick_to=100.0).run(160.0 if per_s < 10 else 20.0)
