@@ -54,7 +54,8 @@ write a traceback to the log."""
 _READ_AT_ONCE_BYTES = 64 * 1024
 _PICTURES = re.compile(rb"image|\\u006")  # in the types of pictures, where letters may be escaped
 _RESPONSE = "/v1/responses/{id}"
-_MAX_BODY_BYTES = web.AppKey("max_body_bytes", int)
+_RAW = web.RequestKey("raw", bytes)
+"""The body of a request that was read."""
 
 _log = logging.getLogger(__name__)
 
@@ -86,8 +87,7 @@ class Api:
         self._reading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="request-reader")
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=self.max_body_bytes, middlewares=[_errors_in_api_shape])
-        app[_MAX_BODY_BYTES] = self.max_body_bytes
+        app = web.Application(middlewares=[_errors_in_api_shape])
         app.router.add_post("/v1/completions", partial(self._create, self.reader.completion, Reply))
         app.router.add_post("/v1/chat/completions", partial(self._create, self.reader.chat, Reply))
         app.router.add_post("/v1/messages", partial(self._create, self._read_messages, MessagesReply))
@@ -169,12 +169,19 @@ class Api:
 
     async def _read(self, http: web.Request, read: Callable[[bytes], Outcome]) -> Outcome:
         """Read the body. Long bodies, and those with pictures, are read in a thread, one after the other,
-        since tokenizing their text takes seconds.
+        since tokenizing their text takes seconds. aiohttp's own `read` copies long bodies on the event loop.
         """
-        raw = await http.read()
-        if len(raw) <= _READ_AT_ONCE_BYTES and not _PICTURES.search(raw):
-            return read(raw)
-        return await asyncio.get_running_loop().run_in_executor(self._reading, read, raw)
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, self._reading)
+        pieces, size = [], 0
+        async for piece in http.content.iter_any():
+            pieces.append(piece)
+            size += len(piece)
+            if size > self.max_body_bytes:
+                why = f"the body has more than {self.max_body_bytes:,} bytes, the limit (--max-body-bytes)"
+                raise web.HTTPRequestEntityTooLarge(self.max_body_bytes, size, reason=why)
+        at_once = size <= _READ_AT_ONCE_BYTES
+        raw = http[_RAW] = b"".join(pieces) if at_once else await in_thread(b"".join, pieces)
+        return read(raw) if at_once and not _PICTURES.search(raw) else await in_thread(read, raw)
 
     def _head(self, http: web.Request, job: Job) -> dict[str, Any]:
         sent_id = http.headers.get("x-request-id", "")
@@ -194,7 +201,7 @@ class Api:
         requests = self._requests(job, arrival_s, await self._constraints(job))
         prefiller = http.headers.get(HEADER, "")
         if prefiller and self.remote_prefill is not None:
-            await self.remote_prefill.fetch(prefiller, http.path, await http.read(), requests)
+            await self.remote_prefill.fetch(prefiller, http.path, http[_RAW], requests)
         mailbox = Mailbox()
         # A forced call comes whole, since its name and its arguments are apart in the answer's shape.
         pieces = job.stream and not (job.form is not None and job.form.calls)
@@ -270,7 +277,7 @@ class Api:
     async def _kv_blocks(self, http: web.Request) -> web.Response:
         assert self.remote_prefill is not None, "this path exists only with the flag"
         try:
-            question = msgspec.json.decode(await http.read(), type=BlocksAsked)
+            question = await self._read(http, partial(msgspec.json.decode, type=BlocksAsked))
             held = self.remote_prefill.held(question)
         except ValueError as error:
             raise ApiError("The body is not a list of hashes in hexadecimal.", param="hashes") from error
@@ -360,10 +367,6 @@ async def _errors_in_api_shape(request: web.Request, handler: Handler) -> web.St
         fields = error.body()["error"].items()
         status = error.status
         body = {"error": {name: text and text.replace("response_format", own) for name, text in fields}}
-    except web.HTTPRequestEntityTooLarge:
-        limit = request.app[_MAX_BODY_BYTES]
-        too_large = f"The body has more than {limit:,} bytes, the limit of this server (--max-body-bytes)."
-        status, body = 413, ApiError(too_large).body()
     except web.HTTPException as error:
         headers = {"allow": error.headers["allow"]} if "allow" in error.headers else {}
         status, body = error.status, ApiError(f"{request.method} {request.path}: {error.reason}").body()
