@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from epp.base.types import Address, EndpointMetrics, EndpointName
+from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec, Table
 from epp.sources.sharing import listener
 from epp.sources.sharing.batches import MalformedBatchError, SharedBegan, decode_batch, encode
@@ -123,6 +123,16 @@ def test_events_of_an_unknown_endpoint_are_only_counted() -> None:
     other.receive(one.send(now=2.0), now=2.0)
     assert other.exchange.counts.skipped["stranger"] > 0
     assert other.in_flight_of_peers() == {}
+
+
+def test_an_endpoint_that_leaves_with_requests_of_others_is_forgotten() -> None:
+    one, other = two()
+    pick = one.pick(text("p"), now=10.0)
+    other.receive(one.send(now=10.0), now=10.0)
+    other.picker.news.set_endpoints([Endpoint(EndpointName("z"), Address("10.0.0.9", 8000))], now=10.5)
+    one.end(pick, now=11.0)
+    other.receive(one.send(now=11.0), now=11.0)
+    assert other.undone(now=11.0) == 0
 
 
 def test_a_batch_that_is_malformed_in_its_middle_counts_as_missing() -> None:
