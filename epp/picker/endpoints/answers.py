@@ -22,7 +22,8 @@ MOST_ENDS = 64
 """The most ends of one server's answers that are remembered at a time."""
 _STEP = 0.05
 _QUICK_S = 0.05
-"""A streamed answer that ends this soon after its beginning may hold nothing but an error."""
+"""A streamed answer that ends this soon after its beginning may hold nothing but an error. Where nothing
+points to a failure, one answer of the fleet is read in this time."""
 _OVERDUE = 2
 """A server is suspected if so many answers are overdue there, and others have sent so many meanwhile."""
 
@@ -46,7 +47,7 @@ class Answers:
         """Requests that ended without a token, as a heap by the time when a real answer would have ended.
         Each has a number of its own, and the tokens that its server was to compute."""
         self._noes_counted = 0
-        self._last_no_at = -inf
+        self._last_no_at = self._looked_at = -inf
         self._lasts_s = 1.0
         """From a request to the end of its answer, for answers that do not end at once."""
         self._typical_s = {True: 0.0, False: 0.0}
@@ -95,8 +96,8 @@ class Answers:
     def ended(self, state: EndpointState, wait: Wait, model: str, *, path_hash: int, now: float) -> bool:
         """Take in that a generated answer ended, which began well. If no page can have counted it yet, the
         next page should. If it ended very soon, if it was not streamed, or if the server's streams are much
-        shorter than those of another server, the next answer is read, at most one in `LATELY_S`. Return
-        whether it ended so soon that it may hold no token.
+        shorter than those of another server, the next answer is read: at most one of a server in `LATELY_S`,
+        and one of all in `_QUICK_S`. Return whether it ended so soon that it may hold no token.
         """
         page, account = state.metrics, state.account
         if page is not None and wait.sent_at > page.scraped_at:
@@ -107,8 +108,8 @@ class Answers:
         if wait.streams:
             account.streams_s += STEP * (now - wait.began_at - account.streams_s)
         doubtful = quick and now - account.read_at >= LATELY_S
-        if not doubtful and now - max(account.looked_at, account.read_at) >= LATELY_S:
-            account.looked_at = now
+        if not doubtful and now - account.read_at >= LATELY_S and now - self._looked_at >= _QUICK_S:
+            self._looked_at = now
             other = self.other_that_served(state, model, path_hash=path_hash)
             short = other is not None and 4 * account.streams_s < other.account.streams_s
             account.doubted = account.doubted or short or not wait.streams

@@ -58,8 +58,6 @@ class Account:
     """When the last of these requests ended."""
     doubted: bool = True
     """Whether the next answer has to be read, as the first one has."""
-    looked_at: float = -inf
-    """When the time that its streams take was last compared with that of another server."""
     streams_s: float = 0.0
     """From the beginning to the end of a streamed answer: an average."""
     bare: int = 0
