@@ -105,10 +105,17 @@ def build(*, progress: Progress) -> ClusterTools:
 
 
 def lock() -> None:
-    """Write the requirement files and go.mod's indirect part anew."""
+    """Write the requirement files, go.mod's indirect part and go.sum anew.
+
+    `go mod tidy` also writes hashes of modules that only the tests of our dependencies read. So go.sum is
+    written once more for the packages that we compile, from the modules that `go mod tidy` has just checked.
+    """
     for locked in (TOOLS_LOCK, GO_LOCK, HELM3_LOCK):
         lock_requirements(locked, "--no-deps", locked.with_suffix(".in"))
-    run(find_go(print), "mod", "tidy", cwd=GO_MODULE, env={"GOFLAGS": "-mod=mod"})
+    go, flags = find_go(print), {"GOFLAGS": "-mod=mod"}
+    run(go, "mod", "tidy", cwd=GO_MODULE, env=flags)
+    (GO_MODULE / "go.sum").unlink()
+    run(go, "list", "-deps", "./...", cwd=GO_MODULE, env={**flags, "GOPROXY": "off", "GOSUMDB": "off"})
 
 
 def _fill(tools: ClusterTools, *, go: Path, progress: Progress) -> None:

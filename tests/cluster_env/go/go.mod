@@ -1,4 +1,4 @@
-// The control plane of the cluster tests. `python -m tests.cluster_env build` compiles it; `lock` writes this file anew.
+// The control plane of the cluster tests. `python -m tests.environments cluster build` compiles it; `cluster lock` writes this file anew.
 module prefix-gateway/tests/controlplane
 
 go 1.26.0
