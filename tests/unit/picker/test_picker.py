@@ -14,7 +14,6 @@ from epp.base.types import (
     Endpoint,
     EndpointMetrics,
     EndpointName,
-    InferenceRequest,
     ModelCard,
     ModelList,
 )
@@ -207,10 +206,7 @@ def heard_picker() -> tuple[Picker, list[PickerEvent]]:
     return picker, events
 
 
-def a_request() -> Question:
-    return Question(
-        request_id="r", inference=InferenceRequest(kind=ApiKind.CHAT, prompt=b"x" * 1000, stream=True)
-    )
+LONG = ask(b"x" * 1000, stream=True)
 
 
 def time_of(event: PickerEvent) -> float:
@@ -220,7 +216,7 @@ def time_of(event: PickerEvent) -> float:
 
 def test_a_request_sends_events_when_it_begins_moves_is_answered_and_ends() -> None:
     picker, events = heard_picker()
-    pick = picker.pick(a_request(), now=1.0)
+    pick = picker.pick(LONG, now=1.0)
     elsewhere = B if pick.destinations[0] == A else A
     picker.on_response_headers(pick, status=200, served=elsewhere, now=2.0)
     picker.end(pick, outcome="ended", now=3.0)
@@ -248,11 +244,11 @@ def test_a_fault_is_known_with_the_first_event_of_the_answer(status: int, fault:
             failed.append((type(event), event.request.failed))
 
     picker.subscribe(note)
-    pick = picker.pick(a_request(), now=1.0)
+    pick = picker.pick(LONG, now=1.0)
     elsewhere = B if pick.destinations[0] == A else A
     picker.on_response_headers(pick, status=status, served=elsewhere, now=2.0)
     assert failed == [(Began, False), (Moved, fault), (Answered, fault)]
-    again = picker.pick(a_request(), now=2.1).decision
+    again = picker.pick(LONG, now=2.1).decision
     assert (again.matched_tokens > 0) == (status == 200), "before the answer's end"
     share = picker.fleet.failures.share(state(picker, pick.decision.chosen), now=2.1)
     assert share > 0, "a retry counts against the first choice"

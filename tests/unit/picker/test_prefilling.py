@@ -14,7 +14,7 @@ from epp.base.types import (
     Role,
 )
 from epp.config.policy import PolicySpec
-from epp.picker.decision import Question
+from epp.picker.decision import Outcome, Question
 from epp.picker.events import Pick, PickerEvent, PrefillBegan, PrefillEnded
 from epp.picker.picker import Picker
 from tests.invariants.picker import check_picker
@@ -117,24 +117,21 @@ def test_the_prefill_endpoint_that_holds_the_beginning_is_asked_again() -> None:
     assert later.matched_tokens > 19_000
 
 
-@pytest.mark.parametrize("status", [500, 503, 404])
-def test_an_error_leaves_nothing_behind_at_either_endpoint(status: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [(500, "ended"), (503, "ended"), (404, "ended"), (None, "aborted"), (None, "failed")],
+)
+def test_an_error_or_no_answer_leaves_nothing_at_either_endpoint(
+    status: int | None, outcome: Outcome
+) -> None:
     picker = split()
     pick = long_pick(picker)
-    picker.on_response_headers(pick, status=status, served=pick.destinations[0], now=2.0)
-    picker.end(pick, outcome="ended", now=2.0)
+    if status is not None:
+        picker.on_response_headers(pick, status=status, served=pick.destinations[0], now=2.0)
+    picker.end(pick, outcome=outcome, now=2.0)
     assert in_flight(picker) == {}
     assert picker.caches.table.entries == 0
     check_picker(picker)
-
-
-@pytest.mark.parametrize("outcome", ["aborted", "failed"])
-def test_a_request_that_ends_before_its_answer_leaves_nothing_behind(outcome: str) -> None:
-    picker = split()
-    pick = long_pick(picker)
-    picker.end(pick, outcome=outcome, now=2.0)  # type: ignore[arg-type]
-    assert in_flight(picker) == {}
-    assert picker.caches.table.entries == 0
 
 
 def test_a_stream_that_is_let_go_leaves_the_prompt_to_the_scrapes_of_both() -> None:

@@ -104,7 +104,7 @@ def head(modes: Modes | None, *extra: tuple[str, str], end: bool = False) -> Hea
     return request_headers((*HEADERS, *extra), end_of_stream=end, modes=modes)
 
 
-def whole(modes: Modes, *extra: tuple[str, str]) -> list[Event]:
+def whole(modes: Modes | None, *extra: tuple[str, str]) -> list[Event]:
     """Return a request as a data plane sends it in this mode."""
     return [head(modes, *extra), *([] if modes is NONE else [request_body(BODY, end_of_stream=True)])]
 

@@ -54,10 +54,11 @@ H, D, T = Slot.REQUEST_HEADERS, Slot.REQUEST_BODY, Slot.REQUEST_TRAILERS
         (DUPLEX, [H, D], H, "completions"),
         (GRPC, [H, D], H, "completions"),
         (NONE, [H], H, "other"),
+        (None, [H, D], H, "completions"),  # a data plane that states no mode is taken to use full duplex
     ],
 )
 def test_each_mode_gets_its_answers_in_order_with_the_pick_in_one_of_them(
-    bench: Bench, modes: Modes, expected: list[Slot], destination_in: Slot, kind: str
+    bench: Bench, modes: Modes | None, expected: list[Slot], destination_in: Slot, kind: str
 ) -> None:
     stream = bench.stream()
     actions = run(stream, *whole(modes))
@@ -67,7 +68,7 @@ def test_each_mode_gets_its_answers_in_order_with_the_pick_in_one_of_them(
     assert answer.set_headers == ((KEY, answer.destination),)
     assert sorted(answer.destination.split(",")) == ["10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000"]
     assert bench.seen.picks[0].decision.kind == kind
-    assert echoed(actions) == (BODY if modes in (DUPLEX, GRPC) else b"")
+    assert echoed(actions) == (BODY if modes in (DUPLEX, GRPC, None) else b"")
 
 
 @pytest.mark.parametrize("modes", [BUFFERED, PARTIAL, STREAMED, NONE])
@@ -80,12 +81,6 @@ def test_headers_are_answered_after_a_body_that_comes_anyway(bench: Bench, modes
     stream = bench.stream()
     assert run(stream, head(modes), request_body(BODY[:100])) == []
     assert slots(run(stream, request_body(BODY[100:], end_of_stream=True)))[0] is H
-
-
-def test_a_data_plane_that_states_no_mode_is_taken_to_use_full_duplex(bench: Bench) -> None:
-    actions = run(bench.stream(), head(None), request_body(BODY, end_of_stream=True))
-    assert slots(actions) == [H, D]
-    assert echoed(actions) == BODY
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 61_999, 62_000, 62_001, 124_000, 400_000])

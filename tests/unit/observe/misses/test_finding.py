@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
@@ -11,11 +10,10 @@ from epp.base.types import EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import Gain, PolicySpec, Table
 from epp.observe.misses import EVICTED, Misses
 from epp.picker.events import Proved
-from epp.picker.picker import Picker
 from tests.harness.steps import steps
 from tests.invariants.misses import check_misses
-from tests.unit.observe.misses.answered import served
-from tests.unit.picker.picker_questions import A, B, a_picker, ask, endpoints, text
+from tests.unit.observe.misses.answered import served, watched
+from tests.unit.picker.picker_questions import A, B, ask, endpoints, text
 
 
 def missed(misses: Misses) -> dict[str, float]:
@@ -29,13 +27,6 @@ def missed(misses: Misses) -> dict[str, float]:
         "every token has one cause"
     )
     return {name: missed / whole for name, missed in tokens.items() if missed}
-
-
-def watched(spec: PolicySpec = PolicySpec(), names: str = "a", **more: Any) -> tuple[Picker, Misses]:  # noqa: B008 - frozen
-    picker = a_picker(spec, on=endpoints(names, **more))
-    misses = Misses(picker)
-    picker.subscribe(misses.on_event)
-    return picker, misses
 
 
 def test_a_first_prompt_is_new_except_for_its_end_that_is_in_no_chunk() -> None:

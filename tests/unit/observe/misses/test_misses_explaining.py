@@ -14,18 +14,11 @@ from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import PolicySpec
 from epp.config.settings import Config
 from epp.observe.misses import CAUSES, EVICTED, NEW, TAIL, Accounts, Misses, Seen, SentPrompt
-from epp.picker.picker import Picker
 from epp.serve.admin_commands import table
 from tests.invariants.misses import check_seen
 from tests.reference.pages import METRICS
-from tests.unit.observe.misses.answered import served
-from tests.unit.picker.picker_questions import a_picker, endpoints, text
-
-
-def watched(picker: Picker) -> Misses:
-    misses = Misses(picker)
-    picker.subscribe(misses.on_event)
-    return misses
+from tests.unit.observe.misses.answered import served, watched
+from tests.unit.picker.picker_questions import a_picker, text
 
 
 async def explained(misses: Misses, *, requests: int) -> dict[str, Any]:
@@ -39,8 +32,7 @@ async def explained(misses: Misses, *, requests: int) -> dict[str, Any]:
 
 
 async def test_the_answer_names_causes_servers_and_advice() -> None:
-    picker = a_picker(PolicySpec(rule="round-robin"), on=endpoints("ab"))
-    misses = watched(picker)
+    picker, misses = watched(PolicySpec(rule="round-robin"), "ab")
     for n in range(2):
         served(picker, text("one", 8192), now=float(n))
     account = await explained(misses, requests=2)
@@ -52,8 +44,7 @@ async def test_the_answer_names_causes_servers_and_advice() -> None:
 
 
 async def test_the_shares_of_the_causes_add_up() -> None:
-    picker = a_picker(PolicySpec(), on=endpoints("a"))
-    misses = watched(picker)
+    picker, misses = watched()
     before = misses.account(1e12)
     assert (before["requests"], before["hit_ratio"]) == (0, 0.0)
     for n, prompt in enumerate((text("one", 8192), text("one", 8192), text("two", 8192))):
@@ -68,8 +59,7 @@ async def test_the_shares_of_the_causes_add_up() -> None:
 
 
 async def test_a_server_that_left_is_named_without_the_share_of_its_cache() -> None:
-    picker = a_picker(PolicySpec(rule="round-robin"), on=endpoints("ab"))
-    misses = watched(picker)
+    picker, misses = watched(PolicySpec(rule="round-robin"), "ab")
     for n in range(2):
         served(picker, text("one", 8192), now=float(n))
     account = await explained(misses, requests=2)
@@ -82,8 +72,7 @@ async def test_a_server_that_left_is_named_without_the_share_of_its_cache() -> N
 
 
 async def test_the_account_is_split_by_policy() -> None:
-    picker = a_picker(PolicySpec(), on=endpoints("a"))
-    misses = watched(picker)
+    picker, misses = watched()
     served(picker, text("one", 8192), now=0.0)
     metadata = replace(picker.policy.metadata, name="second")
     spec = replace(picker.policy.spec, rule="round-robin")

@@ -38,12 +38,12 @@ AT = 1_700_000_000.0
 
 
 class Traces:
-    """A tracer that keeps its spans. `arrived` ends the tracer."""
+    """A tracer that keeps its spans, or sends them to `collector`. `arrived` ends the tracer."""
 
-    def __init__(self, sampler: Sampler = DEFAULT_ON) -> None:
+    def __init__(self, sampler: Sampler = DEFAULT_ON, collector: SpanExporter | None = None) -> None:
         self._kept = InMemorySpanExporter()
         provider = TracerProvider(sampler, Resource({"service.name": "s"}), shutdown_on_exit=False)
-        self.tracer = Tracer(provider, processor_of(self._kept), timer=lambda: 0.0)
+        self.tracer = Tracer(provider, processor_of(collector or self._kept), timer=lambda: 0.0)
 
     def one(self, made: Pick | None = None, *, trace: str = "", seconds: float = 0.0) -> Pick:
         """Route one request and end it."""
@@ -279,21 +279,11 @@ class PatientCollector(SpanExporter):
         self.free.set()
 
 
-def tracer_to(collector: SpanExporter, monkeypatch: pytest.MonkeyPatch) -> Tracer:
-    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
-    return Tracer(TracerProvider(ALWAYS_ON, shutdown_on_exit=False), start.processor_of(collector))
-
-
-def send_one(tracer: Tracer) -> None:
-    made = pick()
-    tracer.on_event(began(made))
-    tracer.on_event(ended(made))
-
-
 async def test_tracing_stops_although_the_collector_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
     collector = PatientCollector()
-    tracer = tracer_to(collector, monkeypatch)
-    send_one(tracer)
+    traces = Traces(collector=collector)
+    traces.one()
     assert collector.asked.wait(10)
-    await start.stop(tracer.processor)
+    await start.stop(traces.tracer.processor)
     assert collector.free.is_set(), "the sending was ended"

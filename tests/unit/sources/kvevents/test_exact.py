@@ -171,22 +171,14 @@ def test_misses_at_a_server_that_is_only_partly_known_prove_nothing() -> None:
     assert fleet.exact.models()[""].prompts["missed"] == 0
 
 
-def test_a_new_process_holds_no_blocks_of_the_old_one() -> None:
+@pytest.mark.parametrize(("why", "still"), [(Forget.RESTART, set()), (Forget.GAP, {A})])
+def test_a_new_process_holds_no_blocks_and_a_gap_removes_none(why: Forget, still: set[EndpointName]) -> None:
     fleet, tokens = TwoReportingServers(), prompt_of(1)
     fleet.tell(A, blocks_stored(tokens))
     fleet.route(A, tokens)
     assert fleet.held(tokens).keys() == {A}
-    fleet.exact.apply(A, [Forget.RESTART], complete=False, now=next(fleet.clock))
-    assert fleet.held(tokens) == {}
-
-
-def test_a_gap_that_no_replay_closed_removes_nothing_from_the_table() -> None:
-    fleet, tokens = TwoReportingServers(), prompt_of(1)
-    fleet.tell(A, blocks_stored(tokens))
-    fleet.route(A, tokens)
-    fleet.held(tokens)
-    fleet.exact.apply(A, [Forget.GAP], complete=False, now=next(fleet.clock))
-    assert fleet.held(tokens).keys() == {A}
+    fleet.exact.apply(A, [why], complete=False, now=next(fleet.clock))
+    assert fleet.held(tokens).keys() == still
     server = fleet.exact.servers()[A]
     assert (server.state, server.blocks) == ("partly", 0)
 

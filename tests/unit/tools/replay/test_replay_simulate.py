@@ -224,9 +224,7 @@ def test_a_faster_server_gets_its_answers_sooner() -> None:
 
 
 def test_a_recording_gives_times_sizes_and_equal_pieces(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    record(path)
-    trace = read([path])
+    trace = a_trace(tmp_path)
     assert len(trace.calls) == 120
     assert [at_s for at_s, _ in trace.calls] == pytest.approx([n * 0.5 for n in range(120)])
     assert trace.policy is not None
@@ -244,9 +242,7 @@ def test_a_recording_gives_times_sizes_and_equal_pieces(tmp_path: Path) -> None:
 
 
 def test_the_length_of_an_unsampled_answer_is_derived_from_its_time(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    record(path)
-    trace = read([path])
+    trace = a_trace(tmp_path)
     assert {request.answer.num_tokens for _, request in trace.calls} == {49, 50}, (
         "as many tokens as fit at the pace of the sampled answers"
     )
@@ -266,8 +262,7 @@ def test_several_files_in_any_order_are_one_trace(tmp_path: Path) -> None:
 
 
 def test_a_last_line_that_was_cut_off_is_ignored(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    record(path)
+    path = recording_file(tmp_path)
     path.write_bytes(path.read_bytes()[:-20])
     assert len(read([path]).calls) == 119
 
