@@ -169,12 +169,8 @@ class Link(Protocol):
     async def close(self) -> None: ...
 
 
-_encoder = msgspec.msgpack.Encoder()
+encode: Final = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Batch)
-
-
-def encode(message: Batch) -> bytes:
-    return _encoder.encode(message)
 
 
 def decode_batch(data: bytes | memoryview) -> Batch:
