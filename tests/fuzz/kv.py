@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from epp.sources.kvevents.exact import Exact, ModelSettings
-from epp.sources.kvevents.sequence import Sequence as Messages
+from epp.sources.kvevents.sequence import Messages
 from tests.fuzz.behind import MOST_ENTRIES, A, one_pick, small_picker
 from tests.fuzz.trees import as_msgpack
 from tests.invariants.kvevents import check_exact, check_sequence

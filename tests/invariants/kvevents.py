@@ -5,7 +5,7 @@ from collections.abc import Collection
 from epp.sources.kvevents.decoding import TIERS, BlockName
 from epp.sources.kvevents.exact import _MAX_CHECKS, Exact
 from epp.sources.kvevents.knowledge import _BITS, ChunkTree, KnownServer, Node
-from epp.sources.kvevents.sequence import Sequence
+from epp.sources.kvevents.sequence import Messages
 
 
 def check_exact(exact: Exact) -> None:
@@ -42,5 +42,5 @@ def _check_known(known: KnownServer) -> None:
         assert all(known._copies.part(block) is part for block in part)
 
 
-def check_sequence(sequence: Sequence) -> None:
+def check_sequence(sequence: Messages) -> None:
     assert sequence._next is not None or not sequence.complete

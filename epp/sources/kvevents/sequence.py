@@ -32,7 +32,7 @@ Step = bytes | Forget
 """What to do: apply this message, or forget the server's blocks."""
 
 
-class Sequence:
+class Messages:
     """The messages of one server. Each method returns the steps to do now, in order.
 
     gaps: counts all gaps under `found`, and those that no replay closed under `lost`. Servers may share it.

@@ -10,8 +10,7 @@ from typing import Final, TypeAlias
 
 import zmq
 
-from epp.sources.kvevents.sequence import Sequence as Messages
-from epp.sources.kvevents.sequence import Step
+from epp.sources.kvevents.sequence import Messages, Step
 
 Socket: TypeAlias = zmq.Socket[bytes]
 Context: TypeAlias = zmq.Context[Socket]

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from epp.sources.kvevents.sequence import Forget, Sequence, Step
+from epp.sources.kvevents.sequence import Forget, Messages, Step
 from tests.invariants.kvevents import check_sequence
 
 
@@ -22,7 +22,7 @@ class SequenceMachine(RuleBasedStateMachine):
         self.applied: list[bytes] = []
         """Messages that the follower believes to have been sent since it last forgot everything."""
         self.gaps = {"found": 0, "lost": 0}
-        self.sequence = Sequence(replays=replays, gaps=self.gaps)
+        self.sequence = Messages(replays=replays, gaps=self.gaps)
         self.waiting: list[tuple[int, bytes]] = []
         """Published messages that wait for the end of a replay."""
         for _ in range(late):
@@ -121,7 +121,7 @@ class SequenceMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize(("time_s", "steps"), [(1003.0, []), (2000.0, [Forget.RESTART])])
 def test_a_new_process_whose_first_message_was_lost_is_noticed(time_s: float, steps: list[Step]) -> None:
     """A message that a replay has brought already has an earlier time than the last one."""
-    sequence = Sequence(replays=True, gaps={"found": 0, "lost": 0})
+    sequence = Messages(replays=True, gaps={"found": 0, "lost": 0})
     for number in range(300):
         sequence.replayed(number, msgspec.msgpack.encode([1000.0 + number, []]))
     assert sequence.replay_over() == []
