@@ -37,6 +37,7 @@ from epp.serve.envoy.files import bootstrap, write_if_changed
 from epp.serve.preflight import check_folder
 from epp.serve.process import follow_parent
 from epp.sources.files.watch import check_tls
+from epp.transport.accepting import listener_at
 
 _log = logging.getLogger("epp.up")
 
@@ -108,9 +109,8 @@ async def up(
 
 def unusable(address: Address) -> str:
     """Return why no process of this user can listen at this address, or an empty text."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
-        socket.create_server((address.host, address.port), family=family).close()
+        listener_at(address.host, address.port, backlog=1).close()
     except OSError as error:
         return os.strerror(error.errno or 0)
     return ""

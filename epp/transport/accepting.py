@@ -19,6 +19,12 @@ _RETRY_S: Final = 0.1
 Welcome = Callable[[socket.socket], Coroutine[Any, Any, None]]
 
 
+def listener_at(host: str, port: int, *, backlog: int) -> socket.socket:
+    """Return a socket that listens at an IP address. `::` takes IPv4 too. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=backlog, dualstack_ipv6=host == "::")
+
+
 def address_of(name: object) -> str:
     """Return the address in the name of a socket, without the port. Empty: it is a unix socket."""
     return str(name[0]) if isinstance(name, tuple) else ""

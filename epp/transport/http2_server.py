@@ -22,7 +22,7 @@ from typing import Final
 from epp.base.errors import ConfigError, to_do
 from epp.config.sections import Listen, Tls
 from epp.protocol.calls import Service
-from epp.transport.accepting import Acceptor
+from epp.transport.accepting import Acceptor, listener_at
 from epp.transport.http2.frames import Limits
 from epp.transport.http2.messages import HeldBytes
 from epp.transport.peer import Peer
@@ -191,11 +191,7 @@ def bound(listen: Listen) -> socket.socket:
         if address.startswith("unix:"):
             return _bound_to_path(Path(address.removeprefix("unix:")))
         host, _, port = address.rpartition(":")
-        host = host.strip("[]")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server(
-            (host, int(port)), family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::"
-        )
+        return listener_at(host.strip("[]"), int(port), backlog=_BACKLOG)
     except OSError as error:
         hint = "is another picker running?" if error.errno == errno.EADDRINUSE else "choose another"
         raise ConfigError(f"listen.address: cannot listen on {address}: {error.strerror}; {hint}") from error

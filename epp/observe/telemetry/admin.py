@@ -26,7 +26,7 @@ from epp.config.policy import Policy
 from epp.observe.telemetry.board import Board
 from epp.observe.telemetry.decisions import as_json, encode
 from epp.observe.telemetry.metrics import Metrics
-from epp.transport.accepting import Acceptor
+from epp.transport.accepting import Acceptor, listener_at
 
 _SHOWN: Final = 50
 _MAX_SHOWN: Final = 1000
@@ -89,11 +89,7 @@ class AdminServer:
     async def start(self) -> Address:
         """Listen. Returns the address. OSError: the address cannot be used."""
         await self._runner.setup()
-        host = self.address.host
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server(
-            (host, self.address.port), family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::"
-        )
+        listener = listener_at(self.address.host, self.address.port, backlog=_BACKLOG)
         self._acceptor.start(listener)
         host, port, *_ = listener.getsockname()
         return Address(host=host, port=port)
