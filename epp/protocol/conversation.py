@@ -149,16 +149,10 @@ class LiveStreams:
         stream.hold = self._holds
         picker = self.picker
         if picker.policy is not self.policy or picker.flow_read is not self.flow_read:
-            self._renew(picker)
-
-    def _renew(self, picker: Picker) -> None:
-        """Take the names of headers from the picker's policy. Requests that wait may go now, because flow
-        control may have ended.
-        """
-        traced = self.context.settings.traced
-        self.policy, self.flow_read = picker.policy, picker.flow_read
-        self.names = request_names(picker.policy.spec, flow=picker.flow_read, traced=traced)
-        self.room()
+            traced = self.context.settings.traced
+            self.policy, self.flow_read = picker.policy, picker.flow_read
+            self.names = request_names(picker.policy.spec, flow=picker.flow_read, traced=traced)
+            self.room()  # flow control may have ended
 
     def room(self) -> None:
         """Have the gate pumped soon, because a request has ended or has begun to wait, or a drain has begun.

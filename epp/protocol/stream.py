@@ -154,13 +154,19 @@ class HttpStream:
         """Release everything that the request holds. Idempotent. broken: the fault is the picker's own.
         goes_on: the stream is let go on purpose, while the HTTP request may still be answered.
         """
+        if self.phase in OVER:
+            return
         picker, pick, outcome = self._context.picker, self.pick, self._outcome()
         goes_on = goes_on and self.phase is not Phase.DONE
         if self._sampled is not None and not goes_on:
             self._end_answer(whole=False, now=now)
-        if not self._release() or pick is None:
-            return
-        if goes_on:
+        self._drop()
+        self._sampled = None
+        self._deliver = None  # a method of the owner: no circle of references may outlive the request
+        self.passes = False
+        if pick is None:
+            self._enter(Phase.ENDED)
+        elif goes_on:
             picker.detach(pick, now=now)
         else:
             picker.end(pick, outcome="failed" if broken else outcome, now=now)
@@ -186,18 +192,6 @@ class HttpStream:
         if (self.pick.decision.status or 0) >= 500:
             return "failed"
         return "aborted" if self.phase is Phase.READING else "ended"
-
-    def _release(self) -> bool:
-        """Release everything. No event may follow. Return False if everything was already released."""
-        if self.phase in OVER:
-            return False
-        self._drop()
-        self._sampled = None
-        self._deliver = None  # a method of the owner: no circle of references may outlive the request
-        self.passes = False
-        if self.pick is None:  # otherwise the picker ends the pick, which has the phase
-            self._enter(Phase.ENDED)
-        return True
 
     def _drop(self) -> None:
         """Stop waiting, and drop the body that was held."""
