@@ -248,14 +248,10 @@ class Gate:
 
     def _carry_out(self, decided: Decided[HeldRequest], *, now: float) -> None:
         item, outcome = decided
-        fate: Pick | PickError
-        if isinstance(outcome, FlowRefusedError):
-            fate = outcome
-        elif isinstance(outcome.choice, PickError):
-            fate = outcome.choice
-        else:  # nothing has changed since the forecast
+        fate = outcome if isinstance(outcome, FlowRefusedError) else outcome.choice
+        if not isinstance(fate, PickError):  # nothing has changed since the forecast
             fate = self._picker.commit(
-                outcome.choice,
+                fate,
                 waited_s=now - item.arrived_at,
                 priority=item.priority,
                 tenant=item.tenant,

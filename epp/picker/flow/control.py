@@ -15,9 +15,10 @@ bound. One call of `next` makes at most `_MOST_FORECASTS` forecasts for the sear
 that is due.
 """
 
-from heapq import nlargest
+from heapq import nlargest, nsmallest
 from itertools import count, islice
 from math import ceil, inf
+from operator import attrgetter
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 from msgspec import Struct
@@ -281,7 +282,7 @@ class FlowControl(Generic[T]):
             return None
         again_s = inf
         for band in self._queues.bands():
-            for flow in band.by_share(_MOST_LOOKED_AT):
+            for flow in nsmallest(_MOST_LOOKED_AT, band.waiting(), key=attrgetter("tag")):
                 for item in islice(flow.items, _MOST_LOOKED_AT):
                     if item.look_at > now and not self._draining:
                         again_s = min(again_s, item.look_at - now)

@@ -16,7 +16,6 @@ at which it can start, or the time at which it expires.
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -141,12 +140,6 @@ class Band(Generic[T]):
         if tenant not in flows:
             flows[tenant] = TenantFlow(self, tenant)
         return flows[tenant]
-
-    def by_share(self, most: int) -> list[TenantFlow[T]]:
-        """Return at most this many flows with waiting requests. The tenant with the smallest tag comes
-        first.
-        """
-        return heapq.nsmallest(most, self.waiting(), key=attrgetter("tag"))
 
     def waiting(self) -> list[TenantFlow[T]]:
         return [flow for flow in self.flows.values() if flow.items]
