@@ -38,14 +38,6 @@ _MOST_DOUBTED: Final = 64
 """The most answers of one server that wait for its next page."""
 
 
-def too_long(prompt: Prompt, state: EndpointState) -> bool:
-    """Return whether the server will certainly refuse the prompt: by the length that it lists, or by the size
-    of its cache.
-    """
-    limit = state.max_model_len or (state.metrics.capacity_tokens if state.metrics else None)
-    return bool(limit and prompt.chain) and prompt.tokens > _CERTAINLY * (limit or 0)
-
-
 class Listeners:
     """Sends each event to all listeners, in the order in which they subscribed. They may subscribe and
     unsubscribe meanwhile.
@@ -141,7 +133,8 @@ class Guesses:
         """Book a request that was sent to a server, and assume what the server will hold. cached: tokens of
         the prompt that the server need not compute. `follow` has to be called next.
         """
-        fits = not too_long(prompt, state)
+        limit = state.max_model_len or (state.metrics.capacity_tokens if state.metrics else None)
+        fits = not (limit and prompt.chain) or prompt.tokens <= _CERTAINLY * limit
         booking = Booking(tokens=prompt.tokens - cached if fits else 0, booked_at=now)
         state.book(booking, now=now)
         return self.guess(state, prompt.chain if fits else [], booking=booking, adapter=adapter)

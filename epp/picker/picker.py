@@ -28,7 +28,7 @@ from epp.picker.prefix_index.upkeep import evict
 from epp.picker.remembered import FatalRequests, KeptState
 from epp.picker.scheduling.candidates import ShownCandidates
 from epp.picker.scheduling.rules import RULES
-from epp.picker.scheduling.schedule import MOST, Choice, Scheduler
+from epp.picker.scheduling.schedule import MOST, Scheduler
 from epp.picker.scheduling.snapshot import SchedulingRequest
 from epp.picker.server_caches import Prompt
 
@@ -227,7 +227,9 @@ class Picker:
             reason = "no_state" if question.names_state and choice.reason not in _DECIDED else choice.reason
             matched_tokens = int(weighed.asked.cached_tokens.item(first))
             predicted_s = float(weighed.first_token_s(first))
-            candidates = _candidates(choice, spec=self._spec)
+            cached = weighed.asked.cached_tokens
+            shown = choice.only_ranked() if len(cached) > MOST else choice
+            candidates = ShownCandidates(shown, self._spec, int(cached.item(cached.argmax())))
             if (tried := self.dry_run) is not None:
                 spec, among = tried.policy.spec, choice.weighed.seen.slots
                 seen = self.fleet.snapshot(among, model=inference.model, adapter=adapter, spec=spec, now=now)
@@ -314,12 +316,3 @@ class Picker:
         """Let the rules know of the requests that are sent from now on."""
         tried = (self.dry_run.rule,) if self.dry_run is not None else ()
         self.guesses.rules = (self._scheduler.rule, *tried)
-
-
-def _candidates(choice: Choice, *, spec: PolicySpec) -> ShownCandidates:
-    """Return the candidates as people see them. If there are many candidates, only those with the best scores
-    are kept.
-    """
-    cached_tokens = choice.weighed.asked.cached_tokens
-    best = int(cached_tokens.item(cached_tokens.argmax()))
-    return ShownCandidates(choice.only_ranked() if len(cached_tokens) > MOST else choice, spec, best)

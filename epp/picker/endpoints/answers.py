@@ -7,6 +7,7 @@ byte, which had no token, and which servers answer well.
 
 import heapq
 from collections import OrderedDict
+from itertools import count
 from math import inf
 from typing import Literal
 
@@ -46,7 +47,7 @@ class Answers:
         self._noes: list[tuple[float, int, EndpointState, Account, int]] = []
         """Requests that ended without a token, as a heap by the time when a real answer would have ended.
         Each has a number of its own, and the tokens that its server was to compute."""
-        self._noes_counted = 0
+        self._numbers = count()
         self._last_no_at = self._looked_at = -inf
         self._lasts_s = 1.0
         """From a request to the end of its answer, for answers that do not end at once."""
@@ -130,9 +131,8 @@ class Answers:
         if account.noes < MOST_ENDS:
             account.noes += 1
             account.no_tokens += tokens
-            self._noes_counted += 1
             until = sent_at + self._lasts_s
-            heapq.heappush(self._noes, (until, self._noes_counted, state, account, tokens))
+            heapq.heappush(self._noes, (until, next(self._numbers), state, account, tokens))
 
     def noes(self, *, now: float) -> bool:
         """Forget requests to which a real answer would have ended. Return whether there are noes to count."""

@@ -144,11 +144,9 @@ class Snapshot(Struct, frozen=True, eq=False, gc=False, kw_only=True):
 
         Failed answers count as requests, since a server that fails at once is always idle.
         """
-        return (
-            self.in_flight
-            if self.failure_share is None
-            else self.in_flight + _AS_REQUESTS * self.failure_share
-        )
+        if self.failure_share is None:
+            return self.in_flight
+        return self.in_flight + _AS_REQUESTS * self.failure_share
 
     def narrowed(self, places: Ints) -> Snapshot:
         """Return a snapshot of some candidates, in the order of `places`. None of them counts as failing."""
