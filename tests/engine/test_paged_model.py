@@ -85,9 +85,7 @@ def test_requests_in_one_batch_get_the_logits_of_the_plain_model(family: str) ->
         [7],
     ]
     requests = [named_request(str(index), prompt) for index, prompt in enumerate(prompts)]
-    for request in requests:
-        engine.add(request)
-    run_to_end(engine)
+    run_to_end(engine, *requests)
     mixed = [p for p in runner.steps if len({c.num_tokens == 1 for c in p.chunks}) == 2]
     assert mixed, "no step had both a prompt's chunk and single tokens"
     assert any(c.start and c.num_tokens > 1 for p in runner.steps for c in p.chunks), (
@@ -106,9 +104,7 @@ def test_long_and_short_contexts_in_one_step_get_the_logits_of_plain_model() -> 
         named_request(str(n), tokens(size, seed=n), max_tokens=8)
         for n, size in enumerate((300, 9, 252, 261, 5))
     ]
-    for request in requests:
-        engine.add(request)
-    run_to_end(engine)
+    run_to_end(engine, *requests)
     assert any(len(plan.chunks) == 5 and all(c.num_tokens == 1 for c in plan.chunks) for plan in runner.steps)
     check_against_plain(runner, plain, requests)
 
@@ -130,12 +126,9 @@ def test_partial_blocks_are_copied_in_every_layer_before_they_are_written(family
     engine, runner = engine_around(module, partial_blocks=True)
     shared = tokens(13, seed=1)
     first = named_request("first", shared + tokens(4, seed=2))
-    engine.add(first)
-    run_to_end(engine)
+    run_to_end(engine, first)
     others = [named_request(str(seed), shared + tokens(6, seed=seed)) for seed in (3, 4)]
-    for request in others:
-        engine.add(request)
-    run_to_end(engine)
+    run_to_end(engine, *others)
     assert [request.num_cached_tokens for request in others] == [13, 13]
     assert sum(len(plan.copies) for plan in runner.steps) >= 1
     check_against_plain(runner, plain, [first, *others])
@@ -147,9 +140,7 @@ def test_a_preempted_request_goes_on_with_the_same_logits() -> None:
     plain = copy.deepcopy(module)
     engine, runner = engine_around(module, num_blocks=8)
     requests = [named_request(str(seed), tokens(22, seed=seed), max_tokens=20) for seed in (1, 2)]
-    for request in requests:
-        engine.add(request)
-    run_to_end(engine)
+    run_to_end(engine, *requests)
     assert sum(request.num_preemptions for request in requests) >= 1
     check_against_plain(runner, plain, requests)
 
@@ -164,8 +155,7 @@ def test_a_prompt_with_another_salt_is_computed_again_with_the_same_tokens() -> 
         named_request("three", prompt, salt="a"),
     ]
     for request in requests:
-        engine.add(request)
-        run_to_end(engine)
+        run_to_end(engine, request)
     assert [request.num_cached_tokens for request in requests] == [0, 0, 32]
     assert requests[0].token_ids == requests[1].token_ids == requests[2].token_ids
 
@@ -200,9 +190,7 @@ def test_a_view_decides_in_each_layer_what_a_request_reads() -> None:
     engine, runner = engine_around(module, budget=16)
     runner.model.view_for = lambda request: views.get(request.request_id)
     requests = [named_request(name, tokens(30, seed=1), salt=name) for name in ("windowed", "whole")]
-    for request in requests:
-        engine.add(request)
-    run_to_end(engine)
+    run_to_end(engine, *requests)
     sequence = requests[0].token_ids
     bias = torch.zeros(1, 1, len(sequence), len(sequence)).masked_fill(
         ~window(0, len(sequence), 5), float("-inf")

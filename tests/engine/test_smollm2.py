@@ -47,15 +47,12 @@ def test_it_answers_a_conversation_with_the_plain_models_logits(smollm2_folder: 
     engine, runner = engine_around(module, budget=24)
     prompt = language.encode_chat(CONVERSATION)
     first = named_request("first", prompt, max_tokens=8)
-    engine.add(first)
-    run_to_end(engine)
+    run_to_end(engine, first)
     others = [
         named_request(name, language.encode_chat([CONVERSATION[0], ChatMessage("user", text)]), max_tokens=3)
         for name, text in (("river", "What is the longest river?"), ("sum", "What is two and two?"))
     ]
-    for request in others:
-        engine.add(request)
-    run_to_end(engine)
+    run_to_end(engine, *others)
     assert all((request.num_cached_tokens or 0) >= 8 for request in others)
     check_against_plain(runner, plain, [first, *others], atol=2e-3)
     assert "Paris" in answer_text(language, first)

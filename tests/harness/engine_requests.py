@@ -40,8 +40,10 @@ def request_of(
     )
 
 
-def run_to_end(engine: Engine) -> None:
-    """Step until no request is left."""
+def run_to_end(engine: Engine, *requests: Request) -> None:
+    """Add the requests, and step until no request is left."""
+    for request in requests:
+        engine.add(request)
     while engine.num_unfinished:
         engine.step(now=0.0)
         engine.check_integrity()

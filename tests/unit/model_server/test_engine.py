@@ -53,9 +53,8 @@ def add(engine: Engine, *requests: Request) -> None:
         engine.add(request)
 
 
-def outputs_to_end(engine: Engine) -> list[TokenOutput]:
+def outputs_to_end(engine: Engine, *, now: float = 0.0) -> list[TokenOutput]:
     outputs: list[TokenOutput] = []
-    now = 0.0
     while engine.num_unfinished:
         new, now = engine.step(now=now)
         engine.check_integrity()
@@ -201,11 +200,7 @@ def test_times_are_counted_from_the_given_now() -> None:
     engine = counting_engine(limits=SchedulerLimits(max_num_batched_tokens=8))
     request = request_of(16, max_tokens=2)
     add(engine, request)
-    outputs = []
-    now = 5.0
-    while engine.num_unfinished:
-        new, now = engine.step(now=now)
-        outputs += new
+    outputs = outputs_to_end(engine, now=5.0)
     assert request.scheduled_s == 5.0
     assert request.first_token_s == 7.0
     assert request.last_token_s == 8.0

@@ -1,7 +1,5 @@
 """A mistake on the command line of `model-server` gives one line, without a traceback."""
 
-from pathlib import Path
-
 import pytest
 
 from model_server.cli import main
@@ -57,17 +55,6 @@ def test_the_error_for_an_invalid_flag_does_not_list_all_other_flags(
 def test_the_error_for_an_unknown_host_names_the_host(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--host", "nowhere.invalid", "--port", "0"]) == 1
     assert capsys.readouterr().err.startswith("model-server: --host nowhere.invalid: ")
-
-
-def test_a_file_that_is_not_yaml_is_an_error_of_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "broken.yaml"
-    file.write_text("hello: [\n")
-    assert main(["serve", "--cost", str(file)]) != 0
-    printed = capsys.readouterr().err
-    assert str(file) in printed
-    assert printed.count("\n") == 1
 
 
 def test_the_first_help_names_the_commands_and_not_the_runners(capsys: pytest.CaptureFixture[str]) -> None:

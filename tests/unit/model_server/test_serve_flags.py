@@ -15,6 +15,8 @@ from model_server.server.serve import Server, ServerSettings
 from model_server.tiers.placement import SCORES, by_product
 from model_server.tiers.settings import KvStoreSettings, SelectionSettings
 
+STORE = ("--runner", "hf", "--kv-store", "/var/kv")
+
 
 def settings(*flags: str) -> ServerSettings:
     parser = argparse.ArgumentParser()
@@ -65,12 +67,15 @@ def test_a_cost_file_is_read_back_and_flags_override_it(tmp_path: Path) -> None:
     assert backend.costs.prefill_tokens_per_s == 123.0
 
 
-@pytest.mark.parametrize("text", ["", "costs: 5", "costs: {speeed: 1}", "costs: {speed: -1}", "{", "what: 1"])
+@pytest.mark.parametrize(
+    "text", ["", "a: [\n", "costs: 5", "costs: {speeed: 1}", "costs: {speed: -1}", "{", "what: 1"]
+)
 def test_a_file_that_holds_no_costs_is_refused_by_its_name(text: str, tmp_path: Path) -> None:
     file = tmp_path / "broken.yaml"
     file.write_text(text)
-    with pytest.raises(ValueError, match=r"broken\.yaml is not a file of costs"):
+    with pytest.raises(ValueError, match=r"broken\.yaml is not a file of costs") as refused:
         settings("--cost", str(file))
+    assert "\n" not in str(refused.value)
 
 
 def test_the_hf_runner_has_a_default_model() -> None:
@@ -92,12 +97,11 @@ def test_the_prompt_cache_is_off_unless_asked_for(tmp_path: Path) -> None:
 
 
 def test_the_flags_of_the_kv_store_set_its_settings() -> None:
-    hf = ("--runner", "hf", "--kv-store", "/var/kv")
     assert settings("--runner", "hf").kv_store is None
-    assert settings(*hf).kv_store == KvStoreSettings(folder=Path("/var/kv"))
+    assert settings(*STORE).kv_store == KvStoreSettings(folder=Path("/var/kv"))
     sizes = ("--kv-store-size", "2", "--kv-store-cpu-size", "0.5", "--kv-store-device-size", "0.25")
     shares = ("--kv-store-ratio", "0.5", "--kv-store-chunk-share", "1")
-    assert settings(*hf, *sizes, *shares).kv_store == KvStoreSettings(
+    assert settings(*STORE, *sizes, *shares).kv_store == KvStoreSettings(
         folder=Path("/var/kv"),
         size_bytes=2_000_000_000,
         cpu_bytes=500_000_000,
@@ -105,9 +109,6 @@ def test_the_flags_of_the_kv_store_set_its_settings() -> None:
         ratio=0.5,
         chunk_share=1.0,
     )
-
-
-STORE = ("--runner", "hf", "--kv-store", "/var/kv")
 
 
 @pytest.mark.parametrize(

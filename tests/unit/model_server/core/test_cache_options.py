@@ -1,6 +1,5 @@
 """Options of the cache: preallocation, observers, cached beginnings; row 002-8."""
 
-import dataclasses
 import random
 from collections import Counter
 from typing import ClassVar
@@ -19,7 +18,7 @@ from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
 from model_server.core.scheduler import SchedulerLimits, StepPlan
 from model_server.runners.cost import CostModel, CostRunner
 from model_server.tiers.settings import SelectionSettings
-from tests.harness.engine_requests import block_ids, request_of
+from tests.harness.engine_requests import block_ids, request_of, run_to_end
 
 
 def manager_of_options(num_blocks: int, options: CacheOptions | None = None) -> KVCacheManager:
@@ -142,10 +141,7 @@ def cached_hashes(engine: Engine) -> Counter[BlockHash]:
 def test_a_block_of_prompt_or_answer_is_reported_when_it_is_full() -> None:
     engine, mirror = constant_engine(20), Mirror()
     engine.kv_cache.observer = mirror
-    engine.add(request_of(9, name="a", max_tokens=5))
-    now = 0.0
-    while engine.num_unfinished:
-        _, now = engine.step(now=now)
+    run_to_end(engine, request_of(9, name="a", max_tokens=5))
     assert mirror.spans == [(0, 2), (2, 3)]
 
 
@@ -227,44 +223,25 @@ PROMPT = [TokenId(token) for token in range(100, 164)]
 SELECTIVE = SelectionSettings(ratio=0.25).cache_key
 
 
-@dataclasses.dataclass
-class ReportedBlocks:
-    stored_hashes: list[BlockHash] = dataclasses.field(default_factory=list)
-    removed_hashes: list[BlockHash] = dataclasses.field(default_factory=list)
-
-    def stored(self, request: Request, *, first: int, end: int) -> None:
-        self.stored_hashes += request.block_hashes[first:end]
-
-    def removed(self, block_hash: BlockHash) -> None:
-        self.removed_hashes.append(block_hash)
-
-    def cleared(self) -> None:
-        raise AssertionError("nobody clears")
-
-
 def add_request(
     engine: Engine, name: str, *, approximation: str = "", prompt: list[TokenId] = PROMPT
 ) -> Request:
     request = Request(RequestId(name), list(prompt), max_tokens=2, arrival_s=0.0, approximation=approximation)
-    engine.add(request)
-    while engine.num_unfinished:
-        engine.step(now=0.0)
-        engine.kv_cache.check_integrity()
+    run_to_end(engine, request)
     return request
 
 
 def test_002_8_no_exact_request_and_no_event_names_approximate_blocks() -> None:
     config = EngineConfig(num_blocks=12, block_size_tokens=16, eos_token_id=NO_TOKEN)
     engine = Engine(config, CostRunner(CostModel(), max_loras=1, next_token=lambda _: TokenId(7)))
-    heard = engine.kv_cache.observer = ReportedBlocks()
+    mirror = engine.kv_cache.observer = Mirror()
     selective = add_request(engine, "selective", approximation=SELECTIVE)
-    assert not heard.stored_hashes
+    assert not mirror.copies
     assert add_request(engine, "exact").num_cached_tokens == 0
     assert add_request(engine, "exact again").num_cached_tokens == 48
     assert add_request(engine, "selective again", approximation=SELECTIVE).num_cached_tokens == 48
     assert add_request(engine, "another ratio", approximation="sel:0.5").num_cached_tokens == 0
     for turn in range(4):
         add_request(engine, str(turn), prompt=[TokenId(1000 * turn + token) for token in range(1, 161)])
-    assert heard.removed_hashes, "the pool is small"
-    assert set(heard.removed_hashes) <= set(heard.stored_hashes)
-    assert set(selective.block_hashes).isdisjoint(heard.stored_hashes)
+    assert 0 in mirror.copies.values(), "the pool is small, so blocks were removed"
+    assert set(selective.block_hashes).isdisjoint(mirror.copies)

@@ -46,11 +46,9 @@ def test_003_1_a_kept_prompt_is_answered_without_computing_its_tokens(
     engine = Engine(keeping_config(entries=2, partial=partial, caching=caching), model)
     first, second = request_of(num_tokens), request_of(num_tokens)
     expected = answer_alone(first)
-    engine.add(first)
-    run_to_end(engine)
+    run_to_end(engine, first)
     before = model.num_prefills, model.computed_tokens
-    engine.add(second)
-    run_to_end(engine)
+    run_to_end(engine, second)
     assert answered_tokens(first) == answered_tokens(second) == expected
     assert model.num_prefills == before[0]
     assert model.computed_tokens - before[1] == second.max_tokens - 1, "the first token needs no computation"
@@ -67,8 +65,7 @@ def test_a_prompt_is_found_only_with_equal_tokens_adapter_and_salt() -> None:
         request_of(9, adapter="a", salt="t"),
     ):
         expected = answer_alone(one)
-        engine.add(one)
-        run_to_end(engine)
+        run_to_end(engine, one)
         assert answered_tokens(one) == expected
         assert one.num_cached_tokens == 0
 
@@ -79,8 +76,7 @@ def test_003_2_the_least_recently_used_prompt_is_evicted_first() -> None:
     a, b, c = 0, 500, 900
     prefills = []
     for first in (a, b, a, c, a, c, b):  # b leaves when c comes
-        engine.add(request_of(9, first=first))
-        run_to_end(engine)
+        run_to_end(engine, request_of(9, first=first))
         prefills.append(model.num_prefills)
     assert prefills == [1, 2, 2, 3, 3, 3, 4]
 
@@ -135,12 +131,9 @@ def test_003_3_a_shared_partial_tail_is_copied_once_for_each_writer(num_tokens: 
     engine = Engine(config, model)
     requests = [request_of(num_tokens) for _ in range(3)]
     expected = answer_alone(requests[0])
-    engine.add(requests[0])
-    run_to_end(engine)
+    run_to_end(engine, requests[0])
     before = model.num_copies
-    for request in requests[1:]:
-        engine.add(request)
-    run_to_end(engine)
+    run_to_end(engine, *requests[1:])
     assert all(answered_tokens(request) == expected for request in requests)
     assert model.num_copies - before == copies
 
@@ -161,8 +154,7 @@ def test_003_4_no_prompt_is_kept_with_0_entries_or_after_a_reset(entries: int, *
     model = PagedModel(block_size_tokens=BLOCK)
     engine = Engine(keeping_config(entries=entries, caching=False), model)
     for _ in range(2):
-        engine.add(request_of(9))
-        run_to_end(engine)
+        run_to_end(engine, request_of(9))
         if resets:
             engine.reset_prefix_cache()
     assert model.num_prefills == 2
@@ -173,8 +165,7 @@ def test_003_4_a_full_cache_evicts_an_entry_and_frees_its_blocks() -> None:
     """The document's release reads an attribute that does not exist, so its first eviction raises."""
     engine = Engine(keeping_config(entries=1, caching=False), PagedModel(block_size_tokens=BLOCK))
     for first in (0, 500):
-        engine.add(request_of(6, first=first))
-        run_to_end(engine)
+        run_to_end(engine, request_of(6, first=first))
     assert engine.kv_cache.pool.num_free == 98
 
 
