@@ -11,10 +11,12 @@ from epp.config.settings import load_config
 from epp.serve.cli import main
 
 
-def config(folder: Path, text: str = "", *, policy: str = "{}") -> Path:
+def config(folder: Path, text: str = "") -> Path:
     (folder / "endpoints.yaml").write_text('endpoints: [{name: a, address: "10.0.0.1:8000"}]')
-    head = "{apiVersion: prefix-gateway.dev/v1alpha1, kind: PrefixRoutingPolicy, metadata: {name: p}, spec: "
-    (folder / "policy.yaml").write_text(head + policy + "}")
+    policy = (
+        "{apiVersion: prefix-gateway.dev/v1alpha1, kind: PrefixRoutingPolicy, metadata: {name: p}, spec: {}}"
+    )
+    (folder / "policy.yaml").write_text(policy)
     file = folder / "epp.yaml"
     file.write_text(f"endpointsFile: {folder}/endpoints.yaml\npolicyFile: {folder}/policy.yaml\n{text}")
     return file
@@ -46,16 +48,16 @@ def test_settings_that_contradict_the_dialect_are_refused(tmp_path: Path, text: 
 
 
 @pytest.mark.parametrize(
-    ("text", "policy", "message"),
+    ("text", "message"),
     [
-        ("dialect: nginx", "{}", "does not show the picker the path"),
-        ("dialect: gke\nworkers: 2", "{}", "InferencePool names one port"),
+        ("dialect: nginx", "does not show the picker the path"),
+        ("dialect: gke\nworkers: 2", "InferencePool names one port"),
     ],
 )
 def test_the_check_says_how_other_settings_work_with_the_gateway(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, policy: str, message: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
 ) -> None:
-    assert message in remarks(config(tmp_path, text, policy=policy), capsys)
+    assert message in remarks(config(tmp_path, text), capsys)
 
 
 @pytest.mark.parametrize("name", ["envoy", "envoy-gateway", "istio", "agentgateway"])

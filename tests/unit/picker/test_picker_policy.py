@@ -5,7 +5,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import (
     Chunks,
     LoadSettings,
@@ -135,8 +135,7 @@ def picker_trying(spec: PolicySpec, tried: PolicySpec | None = None, *, seed: in
 
 def numbered_request(n: int) -> Question:
     prompt = random.Random(n % 5).randbytes(4000).hex().encode()
-    inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=prompt)
-    return Question(request_id=f"r{n}", inference=inference)
+    return replace(ask(prompt), request_id=f"r{n}")
 
 
 def chosen(picker: Picker, *, picks: int = 60) -> list[str]:

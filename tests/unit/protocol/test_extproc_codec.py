@@ -151,16 +151,6 @@ def test_metadata_of_a_response_without_a_whole_length_are_undecodable(metadata:
             decoded(part(3, part(1, STATUS)) + metadata + behind)
 
 
-def test_servers_that_a_request_ended_are_read_beside_any_headers() -> None:
-    message = asked(response_headers={"headers": {"headers": [{"key": ":status", "raw_value": b"503"}]}})
-    message.attributes["a filter"].fields[
-        "response.code_details"
-    ].string_value = "upstream_reset_before_response_started{connection_termination}"
-    event = decoded(message.SerializeToString())
-    assert isinstance(event, Headers)
-    assert (event.headers, event.lost) == ([(":status", "503")], 1)
-
-
 def test_values_that_are_nested_too_deeply_are_undecodable() -> None:
     value = b""
     for _ in range(200):
@@ -212,15 +202,20 @@ def test_other_bytes_are_one_typed_error(data: bytes, reason: str) -> None:
         ("via_upstream", 2, 0),
     ],
 )
-def test_the_servers_that_a_request_ended_are_read(details: str, attempts: float | None, lost: int) -> None:
+@pytest.mark.parametrize("status", [[], [(":status", "503")]])
+def test_servers_that_a_request_ended_are_read_beside_any_headers(
+    details: str, attempts: float | None, lost: int, status: list[tuple[str, str]]
+) -> None:
     message = asked(response_headers={"end_of_stream": True})
+    for key, value in status:
+        message.response_headers.headers.headers.add(key=key, raw_value=value.encode())
     fields = message.attributes["a filter"].fields
     fields["response.code_details"].string_value = details
     if attempts is not None:
         fields["upstream.request_attempt_count"].number_value = attempts
-    event = decode(message.SerializeToString(), names=frozenset())
+    event = decoded(message.SerializeToString())
     assert isinstance(event, Headers)
-    assert event.lost == lost
+    assert (event.headers, event.lost) == (status, lost)
 
 
 def encoded(action: Answer | Refuse | Delay) -> ext_proc.ProcessingResponse:

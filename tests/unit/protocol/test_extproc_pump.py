@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from epp.base.types import ApiKind, InferenceRequest
-from epp.picker.decision import Question
 from epp.picker.gate import NO_CLAIM
 from epp.transport.server import Pump
+from tests.unit.picker.picker_questions import ask
 from tests.unit.protocol.stream_bench import DUPLEX, refused
 from tests.unit.protocol.waiting_bench import Held
 
@@ -84,8 +83,7 @@ def test_after_a_fault_the_others_are_looked_at_again(
 
     held = Held(ttl_seconds=3.5)
     held.waits(DUPLEX)
-    inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=b"tell me about foxes " * 40)
-    request = Question(request_id="r", inference=inference)
+    request = ask(b"tell me about foxes " * 40)
     held.gate.offer(request, NO_CLAIM, broken, size_bytes=800, longest_s=2.0, now=1.0)
     assert held.gate.waiting == 2
     timer = Timer(loop, held)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from epp.base.errors import NoEndpointError
-from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest, Role
+from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName, Role
 from epp.config.policy import DEFAULT_POLICY, Chunks, PolicySpec, Scrape
-from epp.picker.decision import Question
 from epp.picker.endpoints.backlog import Booking
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
@@ -22,7 +21,7 @@ from tests.invariants.fleet import check_fleet
 from tests.invariants.picker import check_news, check_picker
 from tests.unit.picker.endpoints.fleets import SPEC, a_fleet, fail_scrapes, news_of, state_of
 from tests.unit.picker.endpoints.lettered import endpoint
-from tests.unit.picker.picker_questions import policy_of
+from tests.unit.picker.picker_questions import ask, policy_of
 
 
 def test_endpoint_that_stays_keeps_its_state_even_if_its_adapters_change() -> None:
@@ -236,8 +235,7 @@ def warm_picker(of: Endpoint) -> tuple[Picker, int]:
     picker.news.observe(A, EndpointMetrics(scraped_at=0.0, capacity_tokens=10**7), now=0.0)
     for n in range(40):
         prompt = random.Random(n).randbytes(20_000).hex().encode()
-        inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=prompt)
-        pick = picker.pick(Question("r", inference), now=0.0)
+        pick = picker.pick(ask(prompt), now=0.0)
         picker.on_response_headers(pick, status=200, served=None, now=0.0)
     entries = picker.caches.table.mirrors[A].entries
     assert picker.caches.table.mirrors[A].used_bytes > 10**6 > 0 < entries

@@ -8,10 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from epp.base.errors import PickError
-from epp.base.types import ApiKind, InferenceRequest
 from epp.config.flow import Flow, WaitingSettings
 from epp.config.policy import Cost, PolicySpec
-from epp.picker.decision import Question
 from epp.picker.events import Pick
 from epp.picker.flow.queues import QueueItem
 from epp.picker.gate import FlowClaim, Gate, HeldRequest, ModelQueue, WaitingRequest
@@ -56,9 +54,7 @@ class WaitingRequests:
             else:
                 self.refused += 1
 
-        inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=name.encode() * 200)
-        request = Question(request_id=name, inference=inference)
-        claim = FlowClaim(ttft_s=ttft_s)
+        request, claim = ask(name.encode() * 200), FlowClaim(ttft_s=ttft_s)
         return self.gate.offer(request, claim, decided, size_bytes=10, longest_s=3600.0, now=now)
 
     def pump(self) -> None:

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from epp.base.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
+from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.picker.decision import Outcome, Question
 from epp.picker.events import Pick
@@ -48,6 +48,12 @@ class Replica:
     def end(self, pick: Pick, *, now: float, outcome: Outcome = "ended", status: int = 200) -> None:
         self.picker.on_response_headers(pick, status=status, served=None, now=now)
         self.picker.end(pick, outcome=outcome, now=now)
+
+    def sees_restart(self, name: EndpointName, *, now: float) -> None:
+        """Let this picker see the endpoint's counters go back."""
+        for at, tokens in ((now - 0.1, 5000.0), (now, 3.0)):
+            page = EndpointMetrics(scraped_at=at, prompt_tokens=tokens, finished=tokens)
+            self.picker.news.observe(name, page, now=at)
 
     def send(self, *, now: float) -> list[bytes]:
         """Return everything that it has to send now."""

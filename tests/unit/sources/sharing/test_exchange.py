@@ -48,14 +48,12 @@ def test_a_server_that_fails_one_picker_is_ejected_by_all() -> None:
     chosen, served = endpoints()[0].name, endpoints()[0].address
     for n in range(4):
         pick = one.pick(text(f"p{n}"), now=1.0 + n / 10, only=served)
-        one.picker.on_response_headers(pick, status=500, served=served, now=1.0 + n / 10)
-        one.picker.end(pick, outcome="failed", now=1.0 + n / 10)
+        one.end(pick, now=1.0 + n / 10, outcome="failed", status=500)
     meet([one, other], now=1.5)
     shown = other.pick(text("q"), now=1.6).decision.candidates
     assert [c.excluded for c in shown if c.name == chosen] == ["failing"]
     for n in range(3):
         pick = one.pick(text(f"r{n}"), now=8.0 + n / 10)
-        served = next(e.address for e in endpoints() if e.name == chosen)
         one.picker.on_response_headers(pick, status=200, served=served, now=8.0 + n / 10)
         one.picker.end(pick, outcome="ended", now=8.0 + n / 10)
     meet([one, other], now=8.5)
@@ -180,9 +178,7 @@ def test_the_other_pickers_know_which_server_keeps_a_response(*, restarted: bool
     pick = one.pick(text("p"), now=10.0)
     one.picker.on_made(pick, "resp_1", now=10.5)
     if restarted:  # before the news of the response comes
-        for at, tokens in ((10.6, 500.0), (10.7, 1.0)):
-            page = EndpointMetrics(scraped_at=at, prompt_tokens=tokens)
-            other.picker.news.observe(pick.decision.chosen, page, now=at)
+        other.sees_restart(pick.decision.chosen, now=10.7)
     other.receive(one.send(now=11.0), now=11.0)
     named = replace(ask(text("q")), names_state="resp_1")
     there = other.picker.pick(named, now=12.0).decision

@@ -80,7 +80,7 @@ def test_news_from_before_a_restart_does_not_restore_what_server_has_lost() -> N
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
     batches = one.send(now=10.0)
-    restarted(other, pick.decision.chosen, now=10.2)
+    other.sees_restart(pick.decision.chosen, now=10.2)
     other.receive(batches, now=10.3, age_s=0.3)
     assert other.matched(text("p"), now=10.3) == {}
     assert other.exchange.counts.skipped["stale"] == 1
@@ -102,14 +102,14 @@ def test_a_restart_that_one_picker_sees_clears_all_tables_once() -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
     other.receive(one.send(now=10.0), now=10.0)
-    restarted(one, pick.decision.chosen, now=20.0)
+    one.sees_restart(pick.decision.chosen, now=20.0)
     batches = one.send(now=20.0)
     other.receive(batches, now=20.0)
     assert other.matched(text("p"), now=20.0) == {}
     again = other.pick(text("p"), now=20.5)
     other.end(again, now=21.0)
     third = Replica(3)
-    restarted(third, pick.decision.chosen, now=21.0)
+    third.sees_restart(pick.decision.chosen, now=21.0)
     other.receive(third.send(now=21.0), now=21.0)
     assert other.matched(text("p"), now=21.0), "a second report of the same restart"
 
@@ -154,13 +154,6 @@ def test_a_batch_that_is_malformed_in_its_middle_counts_as_missing() -> None:
     other.receive(one.send(now=12.0), now=12.0)
     assert other.exchange.counts.gaps == 1
     assert other.in_flight_of_peers() == {}, "the ends of two requests were in the rest of it"
-
-
-def restarted(replica: Replica, name: EndpointName, *, now: float) -> None:
-    """Let this picker see the endpoint's counters go back."""
-    for at, tokens in ((now - 0.1, 5000.0), (now, 3.0)):
-        page = EndpointMetrics(scraped_at=at, prompt_tokens=tokens, finished=tokens)
-        replica.picker.news.observe(name, page, now=at)
 
 
 def test_a_batch_older_than_the_timeout_teaches_prefixes_and_books_nothing() -> None:
