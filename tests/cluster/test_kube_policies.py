@@ -18,7 +18,7 @@ from tests.harness.data_plane import BUFFERED, exchange
 from tests.harness.gateway import PickerProcess
 from tests.harness.processes import wait_until
 from tests.harness.simulated_pool import POOL, install_policy_crd, picker_account, policy_document
-from tests.harness.site import Site, admin, running_site
+from tests.harness.site import Site, running_site
 
 pytestmark = [pytest.mark.cluster]
 
@@ -104,10 +104,10 @@ async def test_a_subtle_mistake_is_refused_by_status_and_changes_nothing(
         async with site.replica("later") as later:
 
             async def caught_up() -> bool:
-                return bool((await admin(later, "policy"))["metadata"]["name"] == "p")
+                return bool((await later.page("policy"))["metadata"]["name"] == "p")
 
             await wait_until(caught_up, what="the later picker routes by the policy")
-            assert (await admin(later, "policy"))["spec"]["rule"] == "affinity"
+            assert (await later.page("policy"))["spec"]["rule"] == "affinity"
 
 
 async def test_two_replicas_write_each_status_once_and_one_alone_suffices(

@@ -18,7 +18,7 @@ from tests.harness.simulated_pool import (
     running_servers,
     simulated_pool,
 )
-from tests.harness.site import admin, site_config
+from tests.harness.site import site_config
 
 pytestmark = [pytest.mark.cluster]
 
@@ -107,7 +107,7 @@ async def test_the_model_chooses_among_pools_that_come_and_go(
             assert await client.where("mistral-8b") == "404 model_not_found"
             for pool in ("llama", "qwen") * 4:
                 assert await client.where(f"{pool}-8b") in places(pool)
-            page = (await admin(picker, "endpoints"))["endpoints"]
+            page = (await picker.page("endpoints"))["endpoints"]
             assert {(e["name"].partition("-")[0], e["pool"]) for e in page} == {
                 ("llama", "llama"),
                 ("qwen", "qwen"),
@@ -134,8 +134,8 @@ async def _the_policy_targets_the_picker(
         cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(document))
         if name == "one-pool":
             await policies.wait_conditions(name, "Accepted=False/Invalid@1", "Programmed=False/Invalid@1")
-            assert (await admin(picker, "policy"))["metadata"]["name"] == "default"
+            assert (await picker.page("policy"))["metadata"]["name"] == "default"
     await policies.wait_conditions("all", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
     refused = (await policies.read("one-pool"))["status"]["conditions"][0]["message"]
     assert "write {kind: Service, name: picker}" in refused
-    assert (await admin(picker, "policy"))["metadata"]["name"] == "all"
+    assert (await picker.page("policy"))["metadata"]["name"] == "all"

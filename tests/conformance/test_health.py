@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -66,14 +65,6 @@ async def watching(picker: OwnPicker, *services: str) -> AsyncIterator[list[Watc
         await asyncio.gather(*(watched.stop() for watched in watches))
 
 
-@pytest.mark.parametrize("service", NAMES)
-async def test_health_answers_under_its_names(picker: OwnPicker, service: str) -> None:
-    """Kubelets ask for liveness and readiness, data planes for the service or without a name: all are
-    SERVING.
-    """
-    assert await picker.health(service) == STATUS.SERVING
-
-
 async def test_an_unknown_service_is_called_unknown(picker: OwnPicker) -> None:
     """The picker answers SERVICE_UNKNOWN to a name that it does not have, in Check and in Watch."""
     assert await picker.health("no.such.Service") == STATUS.SERVICE_UNKNOWN
@@ -82,11 +73,13 @@ async def test_an_unknown_service_is_called_unknown(picker: OwnPicker) -> None:
 
 
 @pytest.mark.parametrize("service", NAMES)
-async def test_watch_sends_the_status_at_once_and_stays_open(picker: OwnPicker, service: str) -> None:
-    """Watch sends the current status at once and stays open to send changes."""
+async def test_check_and_watch_answer_at_once_under_each_name(picker: OwnPicker, service: str) -> None:
+    """Kubelets ask for liveness and readiness, data planes for the service or without a name: all are
+    SERVING. Watch stays open to send changes.
+    """
     async with watching(picker, service) as (watched,):
         await watched.wait(STATUS.SERVING)
-        await picker.health(service)
+        assert await picker.health(service) == STATUS.SERVING
         assert watched.open
 
 
@@ -132,9 +125,7 @@ async def test_a_drain_ends_streams_with_ok_after_response_headers(tmp_path: Pat
         passing = await sent(DUPLEX)
         picker.process.process.signal(signal.SIGTERM)
         assert {await exchange.code() for exchange in answered} == {grpc.StatusCode.OK}
-        async with aiohttp.ClientSession() as session:
-            page = await session.get(f"{picker.process.admin_urls[0]}/endpoints")
-            assert (await page.json())["draining"]
+        assert (await picker.process.page("endpoints"))["draining"]
         assert not any(exchange.call.done() for exchange in (*waiting, passing))
         for exchange in waiting:
             await exchange.respond(b"{}")

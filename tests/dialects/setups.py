@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
 import msgspec
 
 from epp.config.settings import Config
@@ -90,12 +89,8 @@ class Setup:
         return found
 
     async def endpoints(self) -> list[dict[str, Any]]:
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"{self.picker.admin_urls[0]}/endpoints") as response,
-        ):
-            listed: list[dict[str, Any]] = (await response.json())["endpoints"]
-            return listed
+        listed: list[dict[str, Any]] = (await self.picker.page("endpoints"))["endpoints"]
+        return listed
 
     async def until(self, holds: Callable[[list[dict[str, Any]]], bool], *, what: str) -> None:
         """Wait until the picker's page of endpoints says so."""

@@ -146,6 +146,12 @@ class PickerProcess:
 
         await wait_until(equal, what=f"{name} {labels} == {value:g}")
 
+    async def page(self, name: str) -> dict[str, Any]:
+        """Return a page of the first worker's admin address."""
+        async with self._session.get(f"{self.admin_urls[0]}/{name}") as response:
+            document: dict[str, Any] = await response.json()
+            return document
+
     async def idle(self) -> None:
         """Wait until no request is booked."""
         await self.wait_metric_is("epp_in_flight", 0)
@@ -190,19 +196,25 @@ def _total(page: str, name: str, **labels: str) -> float:
 
 
 @asynccontextmanager
-async def running_picker(
+async def starting_picker(
     config: Config, *, directory: Path, name: str = "picker"
 ) -> AsyncIterator[PickerProcess]:
-    """Run the real picker with `config`, which `config_in` wrote to `directory`. Yield it once it is
-    ready.
-    """
+    """Start the real picker with `config`, which `config_in` wrote to `directory`."""
     args = [sys.executable, "-m", "epp", "serve", "--config", str(directory / "config.yaml")]
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
         managed_process(name, args, directory=directory) as process,
     ):
-        picker = PickerProcess(process, config=config, session=session)
-        await process.wait_ready(picker.ready)
+        yield PickerProcess(process, config=config, session=session)
+
+
+@asynccontextmanager
+async def running_picker(
+    config: Config, *, directory: Path, name: str = "picker"
+) -> AsyncIterator[PickerProcess]:
+    """Start the picker, and yield it once it is ready."""
+    async with starting_picker(config, directory=directory, name=name) as picker:
+        await picker.process.wait_ready(picker.ready)
         yield picker
 
 

@@ -122,10 +122,17 @@ class ManagedProcess:
         except AssertionError as error:
             raise ProcessFailedError(f"{error}\n{self.tail()}") from error
 
+    async def wait_printed(self, words: str) -> str:
+        """Wait until its output has these words. Return the output."""
+        await self.wait_ready(lambda: words in self.output(), what=f"prints {words}", timeout_s=120)
+        return self.output()
+
+    def output(self) -> str:
+        return self.stderr.read_text(errors="replace") + self.stdout.read_text(errors="replace")
+
     def tail(self, *, lines: int = _TAIL_LINES) -> str:
         """Return the end of its output."""
-        text = self.stderr.read_text(errors="replace") + self.stdout.read_text(errors="replace")
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(self.output().splitlines()[-lines:])
 
     def _signal_group(self, number: signals.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

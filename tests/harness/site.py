@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from epp.config.settings import Config
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.gateway import PickerProcess, config_in, running_picker
@@ -46,7 +44,7 @@ class Site:
 
     async def endpoints(self, picker: PickerProcess | None = None) -> dict[str, dict[str, Any]]:
         """Return the picker's endpoints by name."""
-        shown = await admin(picker or self.picker, "endpoints")
+        shown = await (picker or self.picker).page("endpoints")
         return {e["name"]: e for e in shown["endpoints"]}
 
     async def wait_addresses(self, *addresses: str) -> None:
@@ -67,7 +65,7 @@ class Site:
         """Wait until the picker routes by this policy, and by this rule if one is given."""
 
         async def routes() -> bool:
-            policy = await admin(self.picker, "policy")
+            policy = await self.picker.page("policy")
             return bool(policy["metadata"]["name"] == name and rule in ("", policy["spec"]["rule"]))
 
         await wait_until(routes, what=f"policy {name} routes")
@@ -81,16 +79,6 @@ class Site:
             site_config(folder, self.account, **fields), directory=folder, name=name
         ) as picker:
             yield picker
-
-
-async def admin(picker: PickerProcess, page: str) -> dict[str, Any]:
-    """Return a page of the picker's admin address."""
-    async with (
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
-        session.get(f"{picker.admin_urls[0]}/{page}") as response,
-    ):
-        document: dict[str, Any] = await response.json()
-        return document
 
 
 def site_config(

@@ -29,15 +29,6 @@ async def demo(*options: str, tmp: Path, logs: Path) -> AsyncIterator[ManagedPro
         yield process
 
 
-def output(running: ManagedProcess) -> str:
-    return running.stdout.read_text() + running.stderr.read_text()
-
-
-async def until_printed(running: ManagedProcess, words: str) -> str:
-    await running.wait_ready(lambda: words in output(running), what=words, timeout_s=120)
-    return output(running)
-
-
 @pytest.fixture
 def short_tmp() -> Iterator[Path]:
     """Return a folder with a short path. The path of a unix socket may have about a hundred characters, and
@@ -67,14 +58,14 @@ async def test_neither_rule_fails_the_same_work_and_least_cost_hits_more(
     file = tmp_path / "figures.json"
     options = ("--once", "--servers", "2", "--requests", "24", "--json", str(file))
     async with demo(*options, tmp=short_tmp, logs=tmp_path) as running:
-        await until_printed(running, "Ready after")
+        await running.wait_printed("Ready after")
         children = running.children()
         assert len(children) == 4  # These are two servers, the picker and Envoy.
-        assert await running.wait(timeout_s=120) == 0, output(running)
+        assert await running.wait(timeout_s=120) == 0, running.output()
     assert not [pid for pid in children if alive(pid)]
     assert not list(short_tmp.iterdir())
-    assert re.search(r"token hit rate +\d+\.\d % +\d+\.\d % +\d+\.\d\dx", output(running))
-    assert re.search(r"requests by server  s1 +12 +\d+", output(running))
+    assert re.search(r"token hit rate +\d+\.\d % +\d+\.\d % +\d+\.\d\dx", running.output())
+    assert re.search(r"requests by server  s1 +12 +\d+", running.output())
 
     figures = json.loads(file.read_text())
     by_turn, by_cost = figures["rules"]
@@ -96,7 +87,7 @@ async def test_the_demo_stays_up_and_shows_the_decision_about_its_curl_line(
     async with demo(
         "--servers", "2", "--requests", "3", "--rules", "least-cost", tmp=short_tmp, logs=tmp_path
     ) as running:
-        printed = await until_printed(running, "Ctrl-C ends everything")
+        printed = await running.wait_printed("Ctrl-C ends everything")
         (place,) = [place for place in announced_demos() if place.pid == running.pid]
         assert re.search(rf"gateway +{re.escape(place.gateway)} ", printed), "`make load` finds it"
         words = shlex.split(next(line for line in printed.splitlines() if line.strip().startswith("curl ")))
@@ -116,8 +107,8 @@ async def test_the_demo_stays_up_and_shows_the_decision_about_its_curl_line(
 
         children = running.children()
         running.signal(signal.SIGTERM)
-        assert await running.wait(timeout_s=120) == 0, output(running)
-    assert "The demo has ended" in output(running)
+        assert await running.wait(timeout_s=120) == 0, running.output()
+    assert "The demo has ended" in running.output()
     assert running.pid not in {place.pid for place in announced_demos()}
     assert not [pid for pid in children if alive(pid)]
     assert not list(short_tmp.iterdir())
@@ -127,19 +118,19 @@ async def test_ctrl_c_in_the_middle_ends_everything_with_exit_status_of_signal(
     short_tmp: Path, tmp_path: Path
 ) -> None:
     async with demo("--once", "--servers", "1", "--keep-logs", tmp=short_tmp, logs=tmp_path) as running:
-        await until_printed(running, "Ready after")
+        await running.wait_printed("Ready after")
         children = running.children()
         running.signal(signal.SIGINT)
-        assert await running.wait(timeout_s=120) == 128 + signal.SIGINT, output(running)
+        assert await running.wait(timeout_s=120) == 128 + signal.SIGINT, running.output()
     assert not [pid for pid in children if alive(pid)]
     (kept,) = short_tmp.iterdir()
-    assert str(kept) in output(running)
+    assert str(kept) in running.output()
     assert {"envoy.yaml", "config.yaml", "picker.err", "server-1.out"} <= {f.name for f in kept.iterdir()}
 
 
 async def test_a_demo_that_is_killed_takes_everything_with_it(short_tmp: Path, tmp_path: Path) -> None:
     async with demo("--servers", "1", tmp=short_tmp, logs=tmp_path) as running:
-        await until_printed(running, "Ready after")
+        await running.wait_printed("Ready after")
         children = running.children()
         assert len(children) == 3
         running.signal(signal.SIGKILL)

@@ -124,12 +124,7 @@ async def test_a_server_that_hangs_is_ejected_and_comes_back(tmp_path: Path) -> 
             return await ejected(gateway, "s0")
 
         await wait_until(noticed, what="the server is ejected")
-        await wait_until(
-            lambda: (
-                "s0 gets only trial requests: its requests hang" in gateway.picker.process.stderr.read_text()
-            ),
-            what="the log names it",
-        )
+        await gateway.picker.process.wait_printed("s0 gets only trial requests: its requests hang")
         held = gate.waiting
         replies = [asyncio.create_task(complete_anew(gateway)) for _ in range(60)]
         await wait_until(lambda: sum(r.done() for r in replies) >= 55, what="the others serve nearly all")
@@ -186,10 +181,7 @@ async def test_a_server_that_cuts_its_answers_gets_only_trials_and_comes_back(tm
         after = [await comes_whole(gateway) for _ in range(60)]
         assert after.count(False) <= 1, "the server gets only trials"
         seen += after.count(False)
-        line = "s0 gets only trial requests: its answers break off midway"
-        await wait_until(
-            lambda: line in gateway.picker.process.stderr.read_text(), what="the log names the server"
-        )
+        await gateway.picker.process.wait_printed("s0 gets only trial requests: its answers break off midway")
         sick.behaviour = Behaviour()
         await back(gateway, "s0")
         await gateway.picker.wait_metric_is("epp_cut_answers_total", seen, endpoint="s0")

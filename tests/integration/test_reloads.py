@@ -85,10 +85,7 @@ async def test_endpoints_come_into_use_once_envoys_file_can_be_written_again(tmp
         folder.rename(away)
         folder.write_text("not a folder")
         write_endpoints(gateway.config, gateway.backends[:1])
-        await wait_until(
-            lambda: "cannot be used yet; will try again" in gateway.picker.process.tail(),
-            what="the picker says that it could not write",
-        )
+        await gateway.picker.process.wait_printed("cannot be used yet; will try again")
         assert (await gateway.client.complete(PROMPT)).status == 200
         folder.unlink()
         away.rename(folder)

@@ -5,7 +5,6 @@ import os
 import signal
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from epp.config.sharing import Sharing
@@ -85,14 +84,8 @@ async def test_two_workers_hit_as_one_does_and_one_that_was_killed_starts_warm(t
 
 async def _entries(picker: PickerProcess) -> list[float]:
     """Return the number of entries in each worker's table."""
-    entries = []
-    async with aiohttp.ClientSession() as session:
-        for url in picker.admin_urls:
-            async with session.get(f"{url}/metrics") as response:
-                page = await response.text()
-            (line,) = [line for line in page.splitlines() if line.startswith("epp_table_size_entries ")]
-            entries.append(float(line.split()[1]))
-    return entries
+    lines = (await picker.metrics()).splitlines()
+    return [float(line.split()[1]) for line in lines if line.startswith("epp_table_size_entries ")]
 
 
 async def _all_heard(picker: PickerProcess) -> bool:

@@ -33,7 +33,7 @@ async def test_one_command_starts_a_gateway_and_a_signal_ends_it(tmp_path: Path)
         where = ("--port", str(port), "--page", str(page), "--write", str(files))
         command = [sys.executable, "-m", "epp", "up", *servers, *where]
         async with managed_process("up", command, directory=tmp_path) as process:
-            await wait_until(lambda: "curl" in process.tail(), what="the announcement", timeout_s=60)
+            await process.wait_printed("curl")
             body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
             url = f"http://127.0.0.1:{port}/v1/chat/completions"
             for _ in range(4):
@@ -64,8 +64,8 @@ async def test_with_a_certificate_clients_speak_tls_and_the_curl_line_too(tmp_pa
         where = ("--port", str(port), "--page", str(page), "--tls", tls.cert_file, tls.key_file)
         command = [sys.executable, "-m", "epp", "up", "--server", str(backend.address), *where]
         async with managed_process("up", command, directory=tmp_path) as process:
-            await wait_until(lambda: "curl" in process.tail(), what="the announcement", timeout_s=60)
-            assert f"curl -k https://127.0.0.1:{port}/v1/chat/completions" in process.tail()
+            printed = await process.wait_printed("curl")
+            assert f"curl -k https://127.0.0.1:{port}/v1/chat/completions" in printed
             trusted = ssl.create_default_context(cafile=tls.cert_file)
             url = f"https://localhost:{port}/v1/chat/completions"
             async with session.post(url, json={"model": "m", "messages": []}, ssl=trusted) as answer:

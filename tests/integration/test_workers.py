@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import socket
-import sys
 from pathlib import Path
 
 import aiohttp
@@ -13,10 +12,10 @@ from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.settings import Config
 from epp.serve.envoy import files
 from epp.transport.accepting import Acceptor
-from tests.harness.gateway import PickerProcess, config_in, write_endpoints
+from tests.harness.gateway import config_in, running_picker, starting_picker, write_endpoints
 from tests.harness.kubeconfig import write_kubeconfig
 from tests.harness.ports import free_port
-from tests.harness.processes import ManagedProcess, connects, managed_process, wait_until
+from tests.harness.processes import wait_until
 
 
 def _gone(pid: int) -> bool:
@@ -25,22 +24,13 @@ def _gone(pid: int) -> bool:
     return not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
 
-async def _both_answer(process: ManagedProcess, first: Address) -> None:
-    async def answer() -> bool:
-        return await connects(first.host, first.port) and await connects(first.host, first.port + 1)
-
-    await process.wait_ready(answer)
-
-
 async def test_workers_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     config = config_in(tmp_path, workers=2, drainSeconds=1)
     write_endpoints(config, [])
-    command = [sys.executable, "-m", "epp", "serve", "--config", str(tmp_path / "config.yaml")]
-    async with managed_process("epp", command, directory=tmp_path) as process:
-        await _both_answer(process, Address.parse(config.admin.address))
-        workers = process.children()
+    async with running_picker(config, directory=tmp_path) as picker:
+        workers = picker.worker_pids()
         assert len(workers) == 2
-        process.signal(signal.SIGKILL)
+        picker.process.signal(signal.SIGKILL)
         await wait_until(lambda: all(map(_gone, workers)), what="both workers end")
 
 
@@ -48,11 +38,10 @@ async def test_a_configuration_that_a_worker_cannot_use_ends_them_all(tmp_path: 
     config = config_in(tmp_path, workers=2, drainSeconds=1)
     write_endpoints(config, [])
     second = Address.parse(config.admin.address).port + 1
-    command = [sys.executable, "-m", "epp", "serve", "--config", str(tmp_path / "config.yaml")]
     with socket.create_server(("127.0.0.1", second)):
-        async with managed_process("epp", command, directory=tmp_path) as process:
-            assert await process.wait() == 2
-            assert "admin.address" in process.tail()
+        async with starting_picker(config, directory=tmp_path) as picker:
+            assert await picker.process.wait() == 2
+            assert "admin.address" in picker.process.tail()
 
 
 async def test_a_connection_that_fails_at_its_beginning_stops_no_other() -> None:
@@ -99,12 +88,7 @@ async def test_the_picker_waits_and_envoy_keeps_its_endpoints(tmp_path: Path, kn
     if known:
         files.write_endpoints(eds_file, [Endpoint(EndpointName("a"), Address("10.0.0.1", 8000))])
     before = eds_file.read_bytes() if known else b""
-    args = [sys.executable, "-m", "epp", "serve", "--config", str(tmp_path / "config.yaml")]
-    async with (
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session,
-        managed_process("picker", args, directory=tmp_path) as process,
-    ):
-        picker = PickerProcess(process, config=config, session=session)
+    async with starting_picker(config, directory=tmp_path) as picker:
 
         async def cannot_follow() -> bool:
             try:
@@ -114,15 +98,13 @@ async def test_the_picker_waits_and_envoy_keeps_its_endpoints(tmp_path: Path, kn
             return 'epp_kubernetes_followed{resource="pool"} 0.0' in page
 
         await wait_until(cannot_follow, what="the picker says that it cannot follow the pool")
-        async with session.get(f"{picker.admin_urls[0]}/readyz") as response:
-            assert response.status == 503
-            assert "waiting for the API server" in await response.text()
-        async with session.get(f"{picker.admin_urls[0]}/live") as response:
-            assert "The API server does not show the pool" in str((await response.json())["problems"])
+        assert not await picker.ready()
+        assert "waiting for the API server" in (await picker.page("readyz"))["reason"]
+        assert "The API server does not show the pool" in str((await picker.page("live"))["problems"])
         if known:
             assert eds_file.read_bytes() == before
         else:
             assert b"10.0.0" not in eds_file.read_bytes(), (
                 "the file is empty, since Envoy does not start without a file"
             )
-        assert await process.terminate() == 0
+        assert await picker.process.terminate() == 0

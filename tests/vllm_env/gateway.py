@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import yaml
 
 from epp.config.settings import Config
@@ -60,7 +59,6 @@ class VllmGateway:
     picker: PickerProcess
     envoy: EnvoyProcess
     client: Client
-    session: aiohttp.ClientSession
     _ids: itertools.count[int] = field(default_factory=itertools.count)
 
     async def ask(
@@ -109,8 +107,7 @@ class VllmGateway:
 
     async def endpoint(self, name: str) -> Mapping[str, Any]:
         """Return one endpoint as the picker's admin page shows it."""
-        async with self.session.get(f"{self.picker.admin_urls[0]}/endpoints") as response:
-            document = await response.json()
+        document = await self.picker.page("endpoints")
         found: Mapping[str, Any] = next(e for e in document["endpoints"] if e["name"] == name)
         return found
 
@@ -147,11 +144,8 @@ async def running_vllm_gateway(
     ]
     Path(config.endpoints_file).write_text(yaml.safe_dump({"endpoints": entries}))
     addresses = [server.address for server in servers]
-    async with (
-        aiohttp.ClientSession() as session,
-        running_front(config, directory=directory, servers=addresses) as front,
-    ):
-        gateway = VllmGateway(config, servers, *front, session)
+    async with running_front(config, directory=directory, servers=addresses) as front:
+        gateway = VllmGateway(config, servers, *front)
         await wait_until(gateway.all_scraped, what="the picker has read every server's metrics")
         yield gateway
 
