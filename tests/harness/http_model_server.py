@@ -69,6 +69,11 @@ class HttpModelServer:
                 found.setdefault(sample.name, []).append((sample.labels, sample.value))
         return found
 
+    async def ended(self) -> dict[str, float]:
+        """Return how many requests ended, by reason."""
+        samples = (await self.metrics())["vllm:request_success_total"]
+        return {labels["finished_reason"]: count for labels, count in samples}
+
     async def value(self, name: str) -> float:
         [(_, value)] = (await self.metrics())[name]
         return value

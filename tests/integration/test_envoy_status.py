@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from epp.base.errors import ConfigError
 from epp.base.types import Address
-from epp.config.settings import BLOCKED_PATHS, load_config
+from epp.config.settings import BLOCKED_PATHS
 from tests.contract.spellings import combined, single
 from tests.contract.vllm_routes import SAMPLES, reaches_operators
 from tests.harness.certificate import CERTIFICATE, make_certificate, replace_file, write_tls
@@ -196,13 +195,6 @@ async def test_only_clients_with_a_key_get_in_and_keys_change_without_a_restart(
             return (await status("first"), await status("second")) == (401, 200)
 
         await wait_until(is_turned, what="Envoy knows the second key and no longer the first")
-
-
-def test_a_filter_without_a_name_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text("{endpointsFile: e.yaml, envoy: {extraHttpFilters: [{typed_config: {}}]}}")
-    with pytest.raises(ConfigError, match=r"envoy\.extraHttpFilters\[0\]: has no name"):
-        load_config(path)
 
 
 async def shown_certificate(address: Address) -> str:

@@ -20,7 +20,6 @@ from aiohttp import web
 
 from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import PolicySpec, Sampling
-from epp.config.sections import Listen
 from epp.picker.picker import Picker
 from epp.protocol.settings import StreamSettings
 from epp.serve.envoy import files
@@ -31,6 +30,7 @@ from tests.harness.listening import WebServer
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
 from tests.harness.seen import Seen
+from tests.integration.test_extproc_server import serving_picker
 from tests.invariants.transport import check_server
 from tests.unit.picker.picker_questions import policy_of
 
@@ -167,22 +167,14 @@ def picker_of_ports(ports: list[int]) -> Picker:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EnvoyRig]:
-    async with running_upstreams(3) as upstreams:
-        picker = picker_of_ports(upstreams)
-        seen = Seen.of(picker)
-        server = ExtProcServer(
-            picker,
-            listen=Listen(address="127.0.0.1:0"),
-            settings=StreamSettings(max_body_bytes=MAX_BODY_BYTES),
-        )
-        await server.start()
-        folder = tmp_path_factory.mktemp("envoy")
-        async with (
-            running_gateways(folder, MODES, upstreams=upstreams, picker_port=server.port) as ports,
-            aiohttp.ClientSession() as client,
-        ):
-            yield EnvoyRig(ports, server, picker, seen, client)
-        await server.stop()
+    folder, settings = tmp_path_factory.mktemp("envoy"), StreamSettings(max_body_bytes=MAX_BODY_BYTES)
+    async with (
+        running_upstreams(3) as upstreams,
+        serving_picker(picker=picker_of_ports(upstreams), settings=settings) as asked,
+        running_gateways(folder, MODES, upstreams=upstreams, picker_port=asked.server.port) as ports,
+        aiohttp.ClientSession() as client,
+    ):
+        yield EnvoyRig(ports, asked.server, asked.picker, asked.seen, client)
 
 
 @pytest_asyncio.fixture(loop_scope="module", autouse=True)
@@ -268,33 +260,26 @@ async def test_a_sampled_answer_is_read_and_reaches_the_client_unchanged(rig: En
 
 async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path: Path) -> None:
     go_on = asyncio.Event()
-    async with running_upstreams(2, go_on=go_on) as upstreams:
-        picker = picker_of_ports(upstreams)
-        seen = Seen.of(picker)
-        server = ExtProcServer(
-            picker,
-            listen=Listen(address="127.0.0.1:0"),
-            settings=StreamSettings(),
-        )
-        await server.start()
-        modes = ("buffered", "full_duplex_request")
-        async with (
-            running_gateways(tmp_path, modes, upstreams=upstreams, picker_port=server.port) as ports,
-            aiohttp.ClientSession() as client,
-        ):
-            answers = [
-                await client.post(f"http://127.0.0.1:{port}/until-go-on", data=b"{}")
-                for port in ports.values()
-                for _ in range(4)
-            ]
-            for answer in answers:
-                assert await answer.content.readexactly(6) == b"begun,"
-            assert len(server.streams.live) == len(answers)
-            await server.drain(5)
-            await server.stop()
-            go_on.set()
-            assert [await answer.text() for answer in answers] == ["ended"] * len(answers)
-        assert [p.decision.outcome for p in seen.over] == ["detached"] * len(answers)
+    modes = ("buffered", "full_duplex_request")
+    async with (
+        running_upstreams(2, go_on=go_on) as upstreams,
+        serving_picker(picker=picker_of_ports(upstreams)) as asked,
+        running_gateways(tmp_path, modes, upstreams=upstreams, picker_port=asked.server.port) as ports,
+        aiohttp.ClientSession() as client,
+    ):
+        answers = [
+            await client.post(f"http://127.0.0.1:{port}/until-go-on", data=b"{}")
+            for port in ports.values()
+            for _ in range(4)
+        ]
+        for answer in answers:
+            assert await answer.content.readexactly(6) == b"begun,"
+        assert len(asked.server.streams.live) == len(answers)
+        await asked.server.drain(5)
+        await asked.server.stop()
+        go_on.set()
+        assert [await answer.text() for answer in answers] == ["ended"] * len(answers)
+        assert [p.decision.outcome for p in asked.seen.over] == ["detached"] * len(answers)
 
 
 @pytest.fixture

@@ -1,22 +1,16 @@
 """h2spec's generic, http2 and hpack groups check our HTTP/2 on a running server."""
 
 import asyncio
-import random
 import shutil
-import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from epp.config.policy import DEFAULT_POLICY
-from epp.config.sections import Listen
-from epp.picker.picker import Picker
-from epp.protocol.settings import StreamSettings
-from epp.transport.server import ExtProcServer
 from tests.harness.cached_builds import CachedBuild, cache_folder, run
 from tests.harness.prepared import CLUSTER, lacking
+from tests.integration.test_extproc_server import serving_picker
 
 VERSION: Final = "v2.2.1+incompatible"
 _MODULE: Final = "github.com/summerwind/h2spec/cmd/h2spec"
@@ -62,23 +56,14 @@ LEFT_OUT = {
 @pytest.mark.slow  # building h2spec takes twenty seconds the first time
 async def test_h2spec_passes_except_for_the_cases_that_fail_on_purpose(tmp_path: Path) -> None:
     program, report = h2spec_program(), tmp_path / "report.xml"
-    server = ExtProcServer(
-        Picker(DEFAULT_POLICY, rng=random.Random(1)),
-        listen=Listen(address="127.0.0.1:0"),
-        settings=StreamSettings(),
-        clock=time.monotonic,
-    )
-    await server.start()
-    try:
+    async with serving_picker() as rig:
         process = await asyncio.create_subprocess_exec(
-            *(str(program), "-h", "127.0.0.1", "-p", str(server.port), "-o", "10", "-j", str(report)),
+            *(str(program), "-h", "127.0.0.1", "-p", str(rig.server.port), "-o", "10", "-j", str(report)),
             stdout=asyncio.subprocess.PIPE,
         )
         shown, _ = await asyncio.wait_for(process.communicate(), 240)
-    finally:
-        await server.stop()
     cases = read_report(report)
     assert len(cases) >= 145, shown.decode()
     failed = {text: failure for text, failure in cases if failure}
     assert failed.keys() == LEFT_OUT.keys(), failed
-    assert not server.streams.live
+    assert not rig.server.streams.live

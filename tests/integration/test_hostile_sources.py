@@ -11,7 +11,7 @@ from epp.picker.prefix_index.secret import derived
 from epp.picker.server_caches import Roots
 from epp.sources.sharing.batches import FORMAT
 from tests.harness.backend import Backend, running_backend
-from tests.harness.gateway import PickerProcess, config_in, running_picker, write_endpoints
+from tests.harness.gateway import PickerProcess, config_in, running_picker, write_endpoints, write_policy
 from tests.harness.redis_server import RedisServer, running_redis
 
 SECRET = b"of the pickers in these tests"
@@ -33,8 +33,7 @@ async def picker_on(directory: Path, backend: Backend, redis: RedisServer) -> As
         sharing={"redis": {"url": redis.url}},
         policyFile=str(directory / "policy.yaml"),
     )
-    policy = "apiVersion: prefix-gateway.dev/v1alpha1\nkind: PrefixRoutingPolicy\nmetadata: {name: first}\n"
-    (directory / "policy.yaml").write_text(policy)
+    write_policy(config, {})
     write_endpoints(config, [backend])
     async with running_picker(config, directory=directory) as picker:
         yield picker

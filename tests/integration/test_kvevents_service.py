@@ -1,6 +1,5 @@
 """Exact mode on real ZeroMQ: faults turn it off and never the picker; a gateway that follows its server."""
 
-import asyncio
 import contextlib
 import json
 import random
@@ -30,6 +29,7 @@ from tests.harness.gateway import config_in, running_front
 from tests.harness.http_model_server import quick
 from tests.harness.panic import Panic
 from tests.harness.processes import wait_until
+from tests.harness.tasks import running_task
 from tests.invariants.picker import check_picker
 from tests.unit.sources.kvevents.a_language import write_language
 from tests.unit.sources.kvevents.routed import NoLanguage
@@ -115,14 +115,8 @@ async def following_addresses(
 ) -> AsyncIterator[FollowedAddresses]:
     parts = FollowedAddresses(exact, topic=topic, **addresses)
     keep = Sources(rng=random.Random(1), first_pause_s=pause_s).keep
-    task = asyncio.create_task(keep("exact", parts.service.run), name="exact mode")
-    try:
+    async with running_task(lambda: keep("exact", parts.service.run), name="exact mode"):
         yield parts
-        assert not task.done(), "the process would end"
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 def an_exact() -> Exact:

@@ -85,7 +85,6 @@ async def one_load_counts_what_the_servers_counted(fleet: Fleet, out: Path) -> N
     ended = await load("conversation", *options)
     assert ended.status == 0, ended.output
     assert re.search(r"answered +30\n", ended.output)
-    assert re.search(r"The generator kept up|THE GENERATOR WAS A BOTTLENECK", ended.output)
 
     counted = rows(out)
     kinds = {"ANSWER", "TTFT", "INTER-TOKEN", "LONGEST-GAP", "TOKENS/S"}

@@ -50,8 +50,7 @@ async def test_metrics_carry_vllms_names_labels_and_the_right_counts(start: Star
         "request_prompt_tokens_sum": 2 * prompt,
     }.items():
         assert metrics[f"vllm:{name}"] == [(labels, value)], name
-    ended = {labels["finished_reason"]: value for labels, value in metrics["vllm:request_success_total"]}
-    assert ended == {"stop": 0, "length": 2, "abort": 0}
+    assert await server.ended() == {"stop": 0, "length": 2, "abort": 0}
     [(info, one)] = metrics["vllm:cache_config_info"]
     assert one == 1
     assert info["block_size"] == "16"

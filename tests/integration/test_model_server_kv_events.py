@@ -3,8 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +15,8 @@ import zmq.asyncio
 from model_server.core.hashing import event_hash
 from model_server.server.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, decode_batch
 from model_server.server.kv_publisher import END_OF_REPLAY, KvEventSettings
-from model_server.server.serve import Server, listening
-from tests.harness.http_model_server import quick
+from model_server.server.serve import Server
+from tests.harness.http_model_server import Start
 
 TOPIC = b"kv-events"
 EVENTS = KvEventSettings(
@@ -68,19 +67,16 @@ def context() -> Iterator[zmq.asyncio.Context]:
 
 
 @pytest.fixture
-async def running(context: zmq.asyncio.Context) -> AsyncIterator[PublishingServer]:
-    settings = quick(num_blocks=40, kv_events=EVENTS)
-    async with AsyncExitStack() as stack:
-        server = Server(settings)
-        port = await stack.enter_async_context(listening(server, settings))
-        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
-        assert server.kv_publisher is not None
-        assert server.kv_publisher.replay_endpoint is not None
-        sub, dealer = context.socket(zmq.SUB), context.socket(zmq.DEALER)
-        sub.subscribe(TOPIC)
-        sub.connect(server.kv_publisher.endpoint)
-        dealer.connect(server.kv_publisher.replay_endpoint)
-        yield PublishingServer(server, http, sub, dealer)
+async def running(context: zmq.asyncio.Context, start: Start) -> PublishingServer:
+    made = await start(num_blocks=40, kv_events=EVENTS)
+    publisher = made.server.kv_publisher
+    assert publisher is not None
+    assert publisher.replay_endpoint is not None
+    sub, dealer = context.socket(zmq.SUB), context.socket(zmq.DEALER)
+    sub.subscribe(TOPIC)
+    sub.connect(publisher.endpoint)
+    dealer.connect(publisher.replay_endpoint)
+    return PublishingServer(made.server, made.http, sub, dealer)
 
 
 def number(value: int) -> bytes:

@@ -28,24 +28,16 @@ def status_only(status: int) -> Handler:
     return answer
 
 
-def event_stream(event: str, *, status: int = 200) -> Handler:
-    async def answer(_: web.Request) -> web.Response:
-        text = f"data: {event}\n\ndata: [DONE]\n\n"
-        return web.Response(status=status, text=text, content_type="text/event-stream")
-
-    return answer
-
-
-def sends(text: str, content_type: str, encoding: str = "identity") -> Handler:
+def sends(text: str, content_type: str, encoding: str = "identity", *, status: int = 200) -> Handler:
     async def answer(_: web.Request) -> web.Response:
         headers = {"content-type": content_type, "content-encoding": encoding}
-        return web.Response(body=text.encode(), headers=headers)
+        return web.Response(status=status, body=text.encode(), headers=headers)
 
     return answer
 
 
-async def compresses(_: web.Request) -> web.Response:
-    return web.json_response({"choices": [{"text": "2"}]}, headers={"content-encoding": "zstd"})
+def event_stream(event: str, *, status: int = 200) -> Handler:
+    return sends(f"data: {event}\n\ndata: [DONE]\n\n", "text/event-stream", status=status)
 
 
 async def breaks_off(request: web.Request) -> web.StreamResponse:
@@ -96,7 +88,7 @@ async def verdict_on(address: Address, *, about: str = "", queued: bool = False)
         (event_stream('{"error": {"code": 500}}'), "ill"), (event_stream('{"error": {"code": 400}}'), "refused"),
         (event_stream('{"choices": []}'), "ill"), (event_stream('{"choices": [{"text": "2"}]}'), "well"),
         (event_stream('{"choices": [{"text": "2"}]}', status=201), "well"), (status_only(204), "ill"),
-        (status_only(200), "ill"), (sends("<html></html>", "text/html"), "ill"), (compresses, "well"),
+        (status_only(200), "ill"), (sends("<html></html>", "text/html"), "ill"), (sends('{"choices": [{"text": "2"}]}', "application/json", "zstd"), "well"),
         (sends('data: {"choices": [{"text": "2"}]}\n\n', "text/plain; charset=utf-8"), "well"),
         (sends('data: {"choices": [{"text": "2"}]}\n\n', ""), "well"),
         (sends('data: {"error": {"code": 500}}\n\n', "text/plain"), "ill"),

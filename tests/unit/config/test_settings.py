@@ -96,6 +96,7 @@ def test_a_cluster_needs_only_a_pool_or_a_selector_with_ports(file: Path) -> Non
         ("listen: {healthAddress: 9003}", "listen.healthAddress", "a text"),
         ("envoy: {listen: '0.0.0.0:0'}", "envoy.listen", "out of range"),
         ("envoy: {listen: ''}", "envoy.listen", "ip:port"),
+        ("envoy: {extraHttpFilters: [{typed_config: {}}]}", "envoy.extraHttpFilters[0]", "has no name"),
         ("envoy: {admin: '::1:9901'}", "envoy.admin", "brackets"),
         ("holdStreams: false", "`holdStreams` was removed", "envoy.failOpen: false"),
         ("endpointsFile: 2023-99-01", "month", "12"),
