@@ -1,10 +1,8 @@
 """Feeds one entry until a number of bytes is reached, and checks the entry from time to time."""
 
-import gc
 import hashlib
 import logging
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from typing import Final
 from tests.fuzz.entry import Entry
 from tests.fuzz.mutating import mutants
 from tests.fuzz.trees import tree_mutants
+from tests.harness.steps import blocks
 
 SEEDS: Final = Path(__file__).parent / "seeds"
 _FOUND: Final = Path("build/fuzz")
@@ -82,9 +81,9 @@ async def _feed(name: str, entry: Entry, *, seed: int, size_bytes: int) -> Fed:
             await _check(name, entry, recent)
             recent.clear()
         if not half_inputs and fed_bytes >= size_bytes / 2:
-            half_inputs, half_blocks = inputs, _blocks()
+            half_inputs, half_blocks = inputs, blocks()
     await _check(name, entry, recent)
-    grown = _blocks() - half_blocks
+    grown = blocks() - half_blocks
     allowed = _BLOCKS_AN_INPUT * (inputs - half_inputs) + 2_000
     assert grown <= allowed, f"{name} grew by {grown} blocks over {inputs - half_inputs} inputs"
     assert refused < inputs, (
@@ -114,8 +113,3 @@ def _keep(name: str, inputs: Sequence[bytes], error: Exception) -> str:
         (_FOUND / f"{name}-{hashlib.sha256(data).hexdigest()[:12]}").write_bytes(data)
     fault = f"{name}: {type(error).__name__}: {error}"[:300]
     return f"{fault}; kept in {_FOUND}; move it to {SEEDS / name} once the fault is repaired"
-
-
-def _blocks() -> int:
-    gc.collect()
-    return sys.getallocatedblocks()

@@ -1,5 +1,6 @@
-"""Counts the lines of Python that a call runs, so that a test of cost needs no clock."""
+"""Counts the lines of Python that a call runs, and blocks of memory: tests of cost need no clock."""
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -22,3 +23,9 @@ def steps(call: Callable[[], object]) -> int:
     finally:
         sys.settrace(before)
     return count
+
+
+def blocks() -> int:
+    """Return how many blocks of memory Python has given out."""
+    gc.collect()
+    return sys.getallocatedblocks()

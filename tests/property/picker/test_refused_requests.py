@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import Chunks, Lora, PolicySpec, Table
 from epp.observe.misses import Misses
-from epp.picker.decision import Outcome, Question
+from epp.picker.decision import Outcome
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.table import Mirror, Run
@@ -80,9 +80,6 @@ class RefusalMachine(RuleBasedStateMachine):
     def pickers(self) -> tuple[Picker, Picker]:
         return self.attacked[0], self.spared[0]
 
-    def request(self, prompt: bytes, model: str, address: Address, *, stream: bool) -> Question:
-        return ask(prompt, model=model, stream=stream, subset=frozenset({address}))
-
     # -- requests that come to nothing -----------------------------------------------------------------------
 
     @rule(prompt=prompts, model=models, address=addresses, stream=st.booleans(), count=st.integers(1, 4))
@@ -90,7 +87,7 @@ class RefusalMachine(RuleBasedStateMachine):
         self, *, prompt: bytes, model: str, address: Address, stream: bool, count: int
     ) -> None:
         for _ in range(count):
-            asked = self.request(prompt, model, address, stream=stream)
+            asked = ask(prompt, model=model, stream=stream, subset=frozenset({address}))
             self.vain.append(self.pickers[0].pick(asked, now=self.now))
 
     @precondition(lambda self: self.vain)
@@ -114,7 +111,7 @@ class RefusalMachine(RuleBasedStateMachine):
 
     @rule(prompt=prompts, model=models, address=addresses, stream=st.booleans())
     def a_request_comes(self, *, prompt: bytes, model: str, address: Address, stream: bool) -> None:
-        asked = self.request(prompt, model, address, stream=stream)
+        asked = ask(prompt, model=model, stream=stream, subset=frozenset({address}))
         chain = self.pickers[0].caches.chain(asked.inference)
         tables = [picker.caches.table for picker in self.pickers]
         mirror = tables[0].mirrors[SERVERS[address]]

@@ -1,8 +1,5 @@
 """How a picker handles news of its servers: failed scrapes, cut answers, models that come and go."""
 
-import gc
-import sys
-
 import pytest
 
 from epp.base.types import Address, EndpointMetrics, EndpointName, ModelCard, ModelList
@@ -11,6 +8,7 @@ from epp.config.policy import FailureSettings, PolicySpec
 from epp.picker.events import Cut, Pick, PickerEvent
 from epp.picker.gate import NO_CLAIM, Gate
 from epp.picker.picker import Picker
+from tests.harness.steps import blocks
 from tests.invariants.flow import check_gate
 from tests.unit.picker.picker_questions import A, a_picker, ask, endpoints, serve, state, text
 from tests.unit.picker.sick_servers import SICK, Traffic, begins
@@ -18,11 +16,6 @@ from tests.unit.picker.sick_servers import SICK, Traffic, begins
 
 def rename(picker: Picker, server: str, model: str, *, now: float) -> None:
     picker.news.take_lists({EndpointName(server): ModelList((ModelCard(model),))}, now=now)
-
-
-def blocks() -> int:
-    gc.collect()
-    return sys.getallocatedblocks()
 
 
 def test_names_on_a_page_stand_for_a_list_that_was_refused_before_it() -> None:

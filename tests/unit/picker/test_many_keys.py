@@ -3,9 +3,7 @@
 `python -m tests.unit.picker.test_many_keys` prints the memory after one and two million different keys.
 """
 
-import gc
 import random
-import sys
 from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.sources.sharing.exchange import Exchange
+from tests.harness.steps import blocks
 from tests.unit.picker.picker_questions import a_picker, ask, endpoints
 
 _MOST = 2**15
@@ -87,12 +86,6 @@ class Process:
         largest = max(self.sizes())
         assert largest[0] <= _MOST, largest
         assert sum(mirror.entries for mirror in self.picker.caches.table.mirrors.values()) < 200
-
-
-def blocks() -> int:
-    """Return how many blocks of memory Python has given out."""
-    gc.collect()
-    return sys.getallocatedblocks()
 
 
 @pytest.mark.slow

@@ -64,7 +64,6 @@ def test_a_picture_has_4_to_16384_tokens(side: int, expected: int) -> None:
 @pytest.mark.parametrize(
     ("part", "expected"),
     [
-        ({"type": "input_audio", "input_audio": {"format": "mp3", "data": "A" * 4 * 16_000}}, 76),
         (
             by_data(b"RIFF\0\0\0\0WAVEfmt " + bytes(12) + pack("<I", 32_000) + bytes(319_967), kind="audio"),
             251,
