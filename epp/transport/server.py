@@ -172,26 +172,22 @@ class ExtProcServer:
         if self._pump is not None:
             self._pump.stop()
 
-    def _services(self) -> Mapping[str, Service]:
-        return {
-            f"/{SERVICE}/Process": partial(Conversation, self.streams),
-            access_log.METHOD: partial(access_log.AccessLog, self.streams.picker, self.streams.fault),
-            **self.health.services(),
-        }
-
     def _transport(self) -> Http2Server | GrpcioTransport:
         """Return the transport that the settings ask for. gRPC's is imported only if it is asked for, because
         it starts its own threads.
         """
+        services: Mapping[str, Service] = {
+            f"/{SERVICE}/Process": partial(Conversation, self.streams),
+            access_log.METHOD: partial(access_log.AccessLog, self.streams.picker, self.streams.fault),
+            **self.health.services(),
+        }
         most_bytes = self.streams.max_message_bytes
         if self._listen.transport == "grpcio":
             from epp.transport import over_grpcio  # noqa: PLC0415
 
-            return over_grpcio.GrpcioTransport(
-                self._services(), max_message_bytes=most_bytes, clock=self._clock
-            )
+            return over_grpcio.GrpcioTransport(services, max_message_bytes=most_bytes, clock=self._clock)
         return self._http2(
-            self._services(),
+            services,
             limits=Limits(max_message_bytes=most_bytes),
             max_held_bytes=max(self.streams.context.settings.room.max_bytes, most_bytes),
             max_peers=max_peers(),
