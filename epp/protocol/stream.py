@@ -266,9 +266,8 @@ class HttpStream:
         """Handle the one message with the body, which came after the headers were answered."""
         room, size = self._context.settings.room, len(event.data)
         self._require_fits(size)
-        partial = self._modes.request_body is BodyMode.BUFFERED_PARTIAL and not event.end_of_stream
         instead = asking.NO_ROOM if room.held_bytes + size > room.max_bytes else None
-        return self._decide(Slot.REQUEST_BODY, event.data, instead=instead, partial=partial, now=now)
+        return self._decide(Slot.REQUEST_BODY, event.data, instead=instead, now=now)
 
     def _on_piece(self, event: Piece, body: Body, *, now: float) -> Sequence[Action]:
         """Handle a piece of the body while the headers are not answered. Both are answered when enough of the
@@ -323,7 +322,6 @@ class HttpStream:
         body: bytes | memoryview = b"",
         *,
         instead: InferenceRequest | None = None,
-        partial: bool = False,
         ends: bool | None = None,
         after: Sequence[Action] = (),
         now: float,
@@ -334,6 +332,7 @@ class HttpStream:
         """
         context, head, modes = self._context, self._head, self._modes
         assert head is not None, "the headers came"
+        partial = modes.request_body is BodyMode.BUFFERED_PARTIAL and not self._request_ended
         asked = asking.ask(
             head, slot, body, context, modes=modes, instead=instead, partial=partial,
             overload=self._overload, now=now,
