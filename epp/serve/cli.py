@@ -98,10 +98,6 @@ class WordsParser(argparse.ArgumentParser):
         return [name for each in shown for name in each.option_strings if name.startswith("--")]
 
 
-_Run = Callable[[argparse.Namespace], int]
-"""Runs a command. Returns its exit status."""
-
-
 def command_line() -> WordsParser:
     parser = WordsParser(
         prog="epp",
@@ -113,8 +109,8 @@ def command_line() -> WordsParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     parser.commands = commands.choices
 
-    def add(run: _Run, name: str, example: str) -> WordsParser:
-        """Add a command, whose help is the docstring of its function."""
+    def add(run: Callable[[argparse.Namespace], int], name: str, example: str) -> WordsParser:
+        """Add a command. run: returns the exit status; its docstring is the help of the command."""
         shown = f"for example: epp {name} {example}"
         command = commands.add_parser(name, help=run.__doc__, description=run.__doc__, epilog=shown)
         command.set_defaults(run=run)
