@@ -102,11 +102,6 @@ class Redis(Strict, frozen=True):
     read at start. Empty means that messages are not signed."""
     tls: RedisTls = RedisTls()
 
-    @property
-    def target(self) -> RedisTarget:
-        """Return the target that `url` names. Raise ValueError if the URL cannot be used."""
-        return RedisTarget.parse(self.url)
-
 
 class Sharing(Strict, frozen=True):
     """Pickers share which server holds which prefix, and which requests are in flight on which server."""
@@ -122,7 +117,7 @@ class Sharing(Strict, frozen=True):
         if self.redis is None:
             return
         try:
-            target = self.redis.target
+            target = RedisTarget.parse(self.redis.url)
         except ValueError as error:
             yield f"sharing.redis.url: {error}"
             return

@@ -30,7 +30,7 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.driver_info import DriverInfo
 
-from epp.config.sharing import Redis
+from epp.config.sharing import Redis, RedisTarget
 from epp.sources.sharing.batches import LinkError, Received
 
 _log = logging.getLogger(__name__)
@@ -280,7 +280,7 @@ def _connect(settings: Redis, *, first: int) -> list[Any]:
     """first: the host that is asked first, modulo their number. A silent one takes all the time of a call, so
     the next clients have to begin with another.
     """
-    target = settings.target
+    target = RedisTarget.parse(settings.url)
     hosts = deque(target.hosts)
     hosts.rotate(-first)
     options: dict[str, Any] = {
@@ -322,7 +322,7 @@ def _credentials(username: str, password_file: str) -> CredentialProvider | None
 
 
 def _tls(settings: Redis) -> dict[str, Any]:
-    if not settings.target.tls:
+    if not RedisTarget.parse(settings.url).tls:
         return {}
     tls = settings.tls
     return {
