@@ -29,8 +29,6 @@ from epp.sources.sharing.exchange import Exchange
 from epp.sources.sharing.hub import HubLink
 
 _log = logging.getLogger("epp.sources.sharing")
-_TELL: Final = "send to the other pickers"
-_HEAR: Final = "receive from the other pickers"
 _BACKOFF_S: Final = (0.05, 0.2, 0.5, 1.0)
 _WARMUP_S: Final = 2.0
 """A starting picker waits no longer for what the others know."""
@@ -104,7 +102,7 @@ class SharingService:
 
     async def _send(self) -> None:
         while True:
-            if await self._works(_TELL, self._join_and_send):
+            if await self._works("send to the other pickers", self._join_and_send):
                 await asyncio.sleep(self.settings.flush_interval_seconds)
 
     async def _join_and_send(self) -> None:
@@ -162,7 +160,7 @@ class SharingService:
         while True:
             # A picker without endpoints could use no batch.
             readable = self._joined and (self.warm or len(self.exchange.picker.fleet.states()))
-            works = not readable or await self._works(_HEAR, self._read_once)
+            works = not readable or await self._works("receive from the other pickers", self._read_once)
             if works and (self.warm or not readable):
                 # Others send at any moment. Reading several batches together costs a fraction.
                 await asyncio.sleep(self.settings.flush_interval_seconds)
