@@ -144,7 +144,9 @@ def skim_request(path: str, body: Body, *, unread: str = "") -> InferenceRequest
     valid. `unread`: why the rest was not read. Uploads and the JSON of other APIs have nothing else to read.
     """
     kind = _api(path)[0]
-    if tokens := _upload_tokens(body):
+    if bytes(body[:64]).lstrip()[:1] not in (b"{", b"[", b""):
+        # It is no JSON, but a form or an upload, which most often is a recording.
+        tokens = min(MOST_TOKENS, 1 + len(body) // SOUND_BYTES)
         place = model_in_form(body) if is_form(body) else None
         model = bounded_name(bytes(body[slice(*place)]).decode("utf-8", "replace")) if place else ""
         return InferenceRequest(kind=kind, model=model, media=Media(sound=tokens), unread=unread)
@@ -195,12 +197,6 @@ def _refuse_unreadable(body: Body, error: Exception) -> None:
             wrong = "The body's JSON is nested too deeply."
     if wrong:
         raise BadRequestError(wrong, reason="bad_json") from error
-
-
-def _upload_tokens(body: Body) -> int:
-    """Return the guessed tokens of a form or an upload, which most often is a recording. 0: it is JSON."""
-    is_json = bytes(body[:64]).lstrip()[:1] in (b"{", b"[", b"")
-    return 0 if is_json else min(MOST_TOKENS, 1 + len(body) // SOUND_BYTES)
 
 
 def name_in(value: Raw) -> str | None:
