@@ -1,6 +1,7 @@
 """Typical mistakes of a first hour: each message says where, what was found, and what to write."""
 
 import errno
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,10 +162,7 @@ def closed(name: str, usual: Callable[..., Any]) -> Callable[..., Any]:
 def test_what_up_cannot_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     place = f"--port {free_port()} --page {free_port()}"
     for words, message in (
-        (
-            "--port 192.0.2.1:80",
-            "--port 192.0.2.1:80: Cannot assign requested address; name another port, on ",
-        ),
+        ("--port 192.0.2.1:80", "port 192.0.2.1:80: Cannot assign requested address; name another port, on"),
         (f"{place} --write /proc/x", "--write: cannot write in /proc/x: No such file or directory; create "),
         (f"{place} --tls a.pem b.pem", "a.pem: No such file or directory; create it, or correct "),
         ("--port 1 --page 1", "--page 127.0.0.1:1: is the address of --port too; name another port"),
@@ -172,6 +170,9 @@ def test_what_up_cannot_use_is_named(capsys: pytest.CaptureFixture[str]) -> None
     ):
         assert main(["up", "--server", "127.0.0.1", *words.split()]) == 2
         assert message in capsys.readouterr().err
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        assert main(["up", "--server", "a", "--port", f"[::]:{taken.getsockname()[1]}"]) == 2
+        assert "Address already in use; name another port" in capsys.readouterr().err
 
 
 def test_all_words_complete_in_bash(capsys: pytest.CaptureFixture[str]) -> None:
