@@ -55,7 +55,7 @@ async def route_requests(site: Site, count: int, *, picker: PickerProcess | None
             body = json.dumps({"model": "m", "prompt": f"{n % 5}" * 4000}).encode()
             async with exchange(channel, mode=BUFFERED) as one:
                 await one.send(body, headers=[("x-request-id", f"r{n}")])
-                await one.respond()
+                await one.respond(b"{}")
 
 
 async def test_a_policy_is_applied_while_it_runs_and_its_status_says_so(
