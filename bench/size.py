@@ -15,10 +15,10 @@ from typing import Final
 
 _ROOT: Final = Path(__file__).parents[1]
 LIMITS: Final[dict[str, tuple[int, int]]] = {
-    "lines of epp": (30_000, 30_170),
+    "lines of epp": (30_000, 30_080),
     "lines of model_server": (12_500, 12_500),
     "lines of bench": (13_000, 12_970),
-    "lines of tests": (68_000, 68_450),
+    "lines of tests": (68_000, 68_000),
     "lines of docs": (5_500, 5_500),
     "packages and modules at the top of epp": (10, 10),
     "class names of epp with two meanings": (0, 0),
