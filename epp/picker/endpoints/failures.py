@@ -165,10 +165,11 @@ class FailingServers:
         """
         rows = self._rows[form]
         rows[state] = row, now
-        for other, (many, at) in rows.items():
-            fewer, more = sorted((row, many))
-            if other is not state and now - at < _REFUTED_S and _REFUSALS <= more <= 2 * fewer:
-                self._clients_fault_until[form] = now + _REFUTED_S
+        if any(  # where clients are at fault, the first servers show it
+            other is not state and now - at < _REFUTED_S and _REFUSALS <= max(row, many) <= 2 * min(row, many)
+            for other, (many, at) in rows.items()
+        ):
+            self._clients_fault_until[form] = now + _REFUTED_S
         alone = now >= self._clients_fault_until[form]
         for mark in self.marks.values():
             if not alone and mark.out and mark.form is form:
