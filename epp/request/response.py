@@ -187,11 +187,14 @@ class ResponseReader:
             prompt_tokens, cached_tokens = counts("input_tokens"), counts("cache_read_input_tokens")
             if prompt_tokens is not None:
                 prompt_tokens += (cached_tokens or 0) + counts("cache_creation_input_tokens", 0)
+        completion_tokens = counts("completion_tokens", counts("output_tokens"))
+        # Some tokens have no text. A token that only ends the answer may count as one.
+        self._generated = self._generated or (completion_tokens or 0) > 1
         return ResponseFeedback(
             first_token_at=self._first_token_at,
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
-            completion_tokens=counts("completion_tokens", counts("output_tokens")),
+            completion_tokens=completion_tokens,
             status=self._status(whole=whole),
             made=self._made,
         )

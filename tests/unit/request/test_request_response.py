@@ -263,6 +263,12 @@ def test_plain_json_gives_usage_but_no_time(
         (ApiKind.CHAT, b'{"choices":[{"message":{"content":null,"tool_calls":[{"id":"a"}]}}]}', 200),
         (ApiKind.CHAT, b'{"choices":[{"message":{"content":null,"reasoning":"a"}}]}', 200),
         (ApiKind.COMPLETIONS, b'{"choices":[{"text":""}]}', 204),
+        (
+            ApiKind.COMPLETIONS,
+            b'{"choices":[{"text":""}],"usage":{"completion_tokens":1}}',
+            204,
+        ),  # it ends it
+        (ApiKind.COMPLETIONS, b'{"choices":[{"text":""}],"usage":{"completion_tokens":2}}', 200),
         (ApiKind.EMBEDDINGS, b'{"data":[{"embedding":[0.5]}]}', 200),
         (ApiKind.MESSAGES, b'{"type":"message","content":[]}', 204),
         (ApiKind.RESPONSES, b'{"output":[]}', 204),
