@@ -196,19 +196,19 @@ class Commits:
         model, path_hash = pick.decision.model, pick.path_hash
         doubtful = self._fleet.answers.ended(pick.state, pick.wait, model, path_hash=path_hash, now=now)
         if doubtful:
-            self._said_no(pick, now=now)
-        doubtful = doubtful or pick.said_no
+            self._no_token(pick, now=now)
+        doubtful = doubtful or pick.no_token
         takes_s = pick.guess.booking.tokens / (MOST_SLOWNESS * pick.state.tokens_per_s)
         if pick.streams and not pick.guess.proven and now - pick.wait.sent_at < takes_s:
             doubtful, pick.computed = True, False
         return doubtful
 
-    def _said_no(self, pick: Pick, *, now: float) -> None:
-        if pick.said_no:
+    def _no_token(self, pick: Pick, *, now: float) -> None:
+        if pick.no_token:
             return
-        pick.said_no = True
+        pick.no_token = True
         tokens = pick.decision.prompt_tokens - pick.decision.matched_tokens
-        self._fleet.answers.said_no(pick.state, sent_at=pick.wait.sent_at, tokens=tokens, now=now)
+        self._fleet.answers.no_token(pick.state, sent_at=pick.wait.sent_at, tokens=tokens, now=now)
 
     def _book(
         self,
@@ -277,7 +277,7 @@ class Commits:
                 if failures.marks:
                     failures.good(pick.state, model, proof=proof, now=now)
             return
-        self._said_no(pick, now=now)
+        self._no_token(pick, now=now)
         if is_fault(status):
             # Of the two servers, the one that computed the prompt is suspected first.
             # Once it is ejected, the next answers show whether the other one fails.

@@ -174,8 +174,8 @@ class Pick(Struct, eq=False, gc=False):
     failed: bool = False
     """Whether the server is at fault, as far as the answer shows. An error counts against the server that
     computed the prompt."""
-    said_no: bool = False
-    """Whether its answer counts as one without a token. See `Answers.said_no`."""
+    no_token: bool = False
+    """Whether its answer counts as one without a token. See `Answers.no_token`."""
 
     @property
     def over(self) -> bool:

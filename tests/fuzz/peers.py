@@ -81,7 +81,7 @@ def hand_made(replica: Replica) -> list[bytes]:
         SharedBegan(*at, 1, 9, "", chain),
         SharedBegan(*at, 1, 9, "x", chain),
         SharedProved(0, 1),
-        SharedOver(0, 1, 1, failed=False, said_no=True),
+        SharedOver(0, 1, 1, failed=False, no_token=True),
     ]
     news: list[Event] = [*(SharedTrouble(*at, what) for what in get_args(Trouble)), SharedFatal(0, 7, 1)]
     batches = [

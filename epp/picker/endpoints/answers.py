@@ -117,7 +117,7 @@ class Answers:
         account.doubted = account.doubted or doubtful
         return doubtful
 
-    def said_no(self, state: EndpointState, *, sent_at: float, tokens: int, now: float) -> None:
+    def no_token(self, state: EndpointState, *, sent_at: float, tokens: int, now: float) -> None:
         """Record that an answer had no token, here or elsewhere. tokens: what its server was to compute.
 
         A server that refuses everything has no request in flight, so every rule that goes by load would send
@@ -126,7 +126,7 @@ class Answers:
         the requests are at fault.
         """
         account = state.account
-        account.said_no_at = self._last_no_at = now
+        account.no_token_at = self._last_no_at = now
         state.changed.add(state.slot)
         if account.noes < MOST_ENDS:
             account.noes += 1

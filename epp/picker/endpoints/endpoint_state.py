@@ -54,7 +54,7 @@ class Account:
     """Requests that ended without a token, while real answers to them would still go on."""
     no_tokens: int = 0
     """What the server was to compute for these requests."""
-    said_no_at: float = -inf
+    no_token_at: float = -inf
     """When the last of these requests ended."""
     doubted: bool = True
     """Whether the next answer has to be read, as the first one has."""

@@ -38,7 +38,7 @@ class _OfRequests(NamedTuple):
     """Requests that pickers know to be at the server, whatever the metrics say."""
     noes: Floats
     no_tokens: Floats
-    said_no_at: Floats
+    no_token_at: Floats
 
 
 class Columns:
@@ -102,10 +102,10 @@ class Columns:
     def _copy(self, slot: int) -> None:
         state = self._states[slot]
         metrics, account = state.metrics, state.account
-        undone_tokens, undone_at, load, known_load, noes, no_tokens, said_no_at = self._rows
+        undone_tokens, undone_at, load, known_load, noes, no_tokens, no_token_at = self._rows
         undone_tokens[slot], undone_at[slot] = state.backlog.undone
         load[slot], known_load[slot] = state.loads
-        noes[slot], no_tokens[slot], said_no_at[slot] = account.noes, account.no_tokens, account.said_no_at
+        noes[slot], no_tokens[slot], no_token_at[slot] = account.noes, account.no_tokens, account.no_token_at
         if metrics is not self._pages[slot] or not self._rates_known:
             self._copy_page(slot, state, metrics)
         if state.failures:
@@ -199,7 +199,7 @@ class Columns:
         return {
             "in_flight": _with(snapshot.in_flight, of.noes[at], more=1.0),
             "undone_tokens": _with(snapshot.undone_tokens, of.no_tokens[at]),
-            "said_no": now - of.said_no_at[at] < LATELY_S,
+            "no_token": now - of.no_token_at[at] < LATELY_S,
         }
 
     def _all_fresh(self, *, now: float, stale_after_s: float) -> bool:

@@ -138,10 +138,10 @@ class Rule(ABC):
     def refusing(self, asked: SchedulingRequest, seen: Snapshot) -> Bools | None:
         """Return the candidate that has just refused what this request has in common with earlier ones."""
         server, in_a_row, most = self._refused.get(self.key(asked), ("", 0, 1))
-        if seen.said_no is None or in_a_row < most:
+        if seen.no_token is None or in_a_row < most:
             return None
         its_place: Bools = np.array([seen.roster.names[slot] == server for slot in seen.slots])
-        return seen.said_no & its_place
+        return seen.no_token & its_place
 
 
 def over_limits(load: LoadSettings, snapshot: Snapshot) -> dict[str, Bools]:
@@ -215,14 +215,14 @@ def _loss(weighed: Weighed, place: int) -> tuple[bool, bool, float]:
     that refuses prompts always has room, so it comes last.
     """
     seen, asked = weighed.seen, weighed.asked
-    said_no = seen.said_no is not None and bool(seen.said_no[place])
+    no_token = seen.no_token is not None and bool(seen.no_token[place])
     cache = (asked.caches or {}).get(seen.roster.names[seen.slots[place]])
     if cache is None:
-        return said_no, False, 0.0
+        return no_token, False, 0.0
     room_bytes = cache.capacity_bytes - cache.used_bytes - cache.guessed_bytes - asked.text_bytes
     if room_bytes >= 0 or cache.oldest is None:
-        return said_no, False, -room_bytes
-    return said_no, True, cache.oldest.at
+        return no_token, False, -room_bytes
+    return no_token, True, cache.oldest.at
 
 
 def _some_of(places: Ints, count: int, rng: random.Random | None) -> list[int]:

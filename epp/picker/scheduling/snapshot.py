@@ -122,7 +122,7 @@ class Snapshot(Struct, frozen=True, eq=False, gc=False, kw_only=True):
     """Whether one more adapter can be loaded without dropping another; None: the request names no adapter."""
     failure_share: Floats | None = None
     """Share of each candidate's recent answers that failed. None: no answer failed."""
-    said_no: Bools | None = None
+    no_token: Bools | None = None
     """Candidates that were asked lately and gave no token, which others did. None: there is no such
     candidate."""
     unreported_picks: float = 0.0
@@ -163,7 +163,7 @@ class Snapshot(Struct, frozen=True, eq=False, gc=False, kw_only=True):
             has_adapter=self.has_adapter[places] if self.has_adapter is not None else None,
             free_slot=self.free_slot[places] if self.free_slot is not None else None,
             failure_share=self.failure_share[places] if self.failure_share is not None else None,
-            said_no=self.said_no[places] if self.said_no is not None else None,
+            no_token=self.no_token[places] if self.no_token is not None else None,
             failing=None,
             trials=(),
         )

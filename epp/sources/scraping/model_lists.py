@@ -69,12 +69,12 @@ class ModelLists:
     _unknown_seen: int = field(default=0, init=False)
     _servers: dict[EndpointName, _ListedServer] = field(default_factory=dict, init=False)
     _answers: dict[EndpointName, ModelList | None] = field(default_factory=dict, init=False)
-    _told_at: float = field(default=inf, init=False)
+    _given_at: float = field(default=inf, init=False)
     """When the first list of endpoints came."""
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Follow a new list. A new server, or a new process of a known server, is asked at once."""
-        self._told_at = min(self._told_at, self.clock())
+        self._given_at = min(self._given_at, self.clock())
         before, self._servers = self._servers, {}
         for endpoint in endpoints:
             server = before.get(endpoint.name)
@@ -89,7 +89,7 @@ class ModelLists:
         """Whether all servers have been asked once, and their lists are in use, or this took too long."""
         unasked = any(server.listed is None for server in self._servers.values())
         waits = self.settings.ask and (self._answers or unasked)
-        return not waits or self.clock() - self._told_at > START_S
+        return not waits or self.clock() - self._given_at > START_S
 
     async def run(self) -> None:
         """Run until cancelled. Asks no server if the settings say so."""
@@ -102,7 +102,7 @@ class ModelLists:
                 answers, self._answers = self._answers, {}
                 if answers:
                     self.on_lists(answers)
-                started = self.clock() > self._told_at + START_S
+                started = self.clock() > self._given_at + START_S
                 for server in self._due(now=self.clock())[: _AT_ONCE if started else None]:
                     server.asking = True
                     group.create_task(self._ask(server), name=f"models of {server.endpoint.name}")

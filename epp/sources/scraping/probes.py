@@ -96,10 +96,10 @@ def _status_of(answer: Page) -> int | None:
     reader = ResponseReader(kind=ApiKind.COMPLETIONS, content_type=read_as, content_encoding="")
     reader.feed(bytes(answer.body), now=0.0)
     known = not answer.body or media_type in _READ_TYPES
-    told = reader.finish()
-    if told.status == PARTIAL and told.first_token_at is None:
+    read = reader.finish()
+    if read.status == PARTIAL and read.first_token_at is None:
         return _NO_ANSWER if known else None
-    return told.status
+    return read.status
 
 
 def verdict_of(status: int, *, about_model: bool) -> Verdict:

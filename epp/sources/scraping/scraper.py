@@ -94,7 +94,7 @@ class Scraper:
     that requests come between them."""
     _new_turn: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, _IN_A_TURN), init=False)
     """For the first questions to new servers, which wait longer."""
-    _told_at: float = field(default=inf, init=False)
+    _given_at: float = field(default=inf, init=False)
     """When the first list of endpoints came."""
 
     async def run(self) -> None:
@@ -114,7 +114,7 @@ class Scraper:
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Follow a new list. Nothing is reported of removed endpoints; the scrapes of all others continue."""
-        self._told_at = min(self._told_at, self.clock())
+        self._given_at = min(self._given_at, self.clock())
         before, self._targets = self._targets, {}
         for endpoint in endpoints:
             target = before.get(endpoint.name)
@@ -142,7 +142,7 @@ class Scraper:
                 started_at, intervals = self.clock(), 1 + self.rng.uniform(-_JITTER, _JITTER)
                 was_idle, had_error = target.idle, bool(target.error)
                 if target.error or not target.has_numbers:
-                    new = not had_error and self.clock() > self._told_at + START_S
+                    new = not had_error and self.clock() > self._given_at + START_S
                     async with self._new_turn if new else self._turn:
                         await asyncio.sleep(_IN_A_TURN / NEW_PER_S if new else 0)
                 self._report(target, *await self._scrape(target))

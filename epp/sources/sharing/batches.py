@@ -78,7 +78,7 @@ class SharedOver(_Happened, frozen=True, tag=3):
     kept: Annotated[int, Meta(ge=0, le=2)]
     failed: bool
     """Whether it failed by the server's own fault: a 5xx, a 429, or an answer that broke off."""
-    said_no: bool = False
+    no_token: bool = False
     """Whether the answer was an error, or ended so soon that it may hold no token."""
 
 

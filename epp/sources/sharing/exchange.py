@@ -101,7 +101,7 @@ class Exchange:
             case events.Proved(at, work):
                 self._add_proof(work, at=at)
             case events.Ended(at, work):
-                self._add_end(work, at=at, kept=_kept(work), failed=work.failed, said_no=work.said_no)
+                self._add_end(work, at=at, kept=_kept(work), failed=work.failed, no_token=work.no_token)
             case events.PrefillEnded(at, work, outcome, failed):
                 self._add_end(work, at=at, kept=_PREFILL_KEPT[outcome], failed=failed)
             case Restarted(at, server) | Hangs(at, server) | Cut(at, server):
@@ -126,10 +126,10 @@ class Exchange:
             self._add(batches.HeldChain(*_server(work.state, at=at), packed), len(packed))
 
     def _add_end(
-        self, work: Pick | PrefillJob, *, at: float, kept: Kept, failed: bool, said_no: bool = False
+        self, work: Pick | PrefillJob, *, at: float, kept: Kept, failed: bool, no_token: bool = False
     ) -> None:
         number = self._numbers.pop(work, 0)
-        self._add(batches.SharedOver(milliseconds(at), number, int(kept), failed, said_no))
+        self._add(batches.SharedOver(milliseconds(at), number, int(kept), failed, no_token))
 
     def _add(self, event: Event, more_bytes: int = 0) -> None:
         size_bytes = _EVENT_BYTES + more_bytes

@@ -215,9 +215,9 @@ class Listener:
         same_server = self._picker.fleet.get(state.endpoint.name) is state and (
             state.process == request.guess.process
         )
-        if current and same_server and over.said_no:
+        if current and same_server and over.no_token:
             answers = self._picker.fleet.answers
-            answers.said_no(state, sent_at=booking.booked_at, tokens=booking.tokens, now=now)
+            answers.no_token(state, sent_at=booking.booked_at, tokens=booking.tokens, now=now)
         if current and same_server and (over.failed or computed):
             self._picker.news.on_peer_answer(state, failed=over.failed, now=now)
         if request.guess.proven:

@@ -158,7 +158,7 @@ class RedisLink:
         """How often it has made clients."""
         self._channel = ""
         self._position = _START
-        self._said = _START
+        self._sent = _START
         """Id of the last batch that this picker sent."""
         self._ahead_ms = 0.0
         """Redis's clock minus ours."""
@@ -185,7 +185,7 @@ class RedisLink:
                 self._stream, {_FIELD: batch}, maxlen=_STREAM_BATCHES, approximate=True
             )
         )
-        self._said = entry
+        self._sent = entry
         now = time.monotonic()
         self._ahead_ms = _order(entry)[0] - now * 1000
         if now - self._renewed_at > _RENEW_S:
@@ -203,9 +203,9 @@ class RedisLink:
                 )
             )
         except LinkError as error:
-            if error.reason == "refused" and _order(self._said) > _order(self._position):
+            if error.reason == "refused" and _order(self._sent) > _order(self._position):
                 # This skips the unreadable batch. Batches of others before this id are lost.
-                self._position = self._said
+                self._position = self._sent
             raise
         entries = answer[0][1] if answer and channel == self._channel else []
         if entries:

@@ -180,7 +180,7 @@ def test_an_answer_of_no_bytes_is_read_from_its_headers() -> None:
     run(stream, response_headers(OK, end_of_stream=True))
     stream.close(now=9.0)
     (account,) = [s.account for s in bench.picker.fleet.states() if s.account.bare]
-    assert account.said_no_at > 0
+    assert account.no_token_at > 0
 
 
 def test_the_debug_header_gets_the_decision_only_if_the_policy_names_it(bench: Bench) -> None:

@@ -197,7 +197,7 @@ def test_what_a_server_refused_goes_elsewhere_unless_it_is_served(name: RuleName
     """If the server computes it after all, the client was at fault, and then two refusals in a row count."""
     rule, sent = rule_of(name), SentPick(EndpointName(NAMES[0]), 0.0, prefix=1, session="s", beginning=1)
     shown = weighed([SeenEndpoint(n) for n in NAMES], prefix=1, session="s", beginning=1)
-    seen = replace(shown.seen, said_no=np.arange(len(NAMES)) < 2)
+    seen = replace(shown.seen, no_token=np.arange(len(NAMES)) < 2)
     for at, (computed, leaves) in enumerate([(False, [0]), (True, []), (False, []), (False, [0])]):
         rule.ended(replace(sent, at=float(at)), computed=computed)
         refusing = rule.refusing(shown.asked, seen)

@@ -82,7 +82,7 @@ def test_if_all_are_over_a_threshold_the_rule_ranks_them_all() -> None:
 def test_a_refused_request_goes_back_if_others_are_over_a_threshold() -> None:
     scheduler, seen = scheduler_of(PolicySpec(load=LOAD)), [SeenEndpoint("a"), SeenEndpoint("b", waiting=11)]
     scheduler.rule.ended(SentPick(EndpointName("a"), 0.0, prefix=1), computed=False)
-    a_refuses = replace(snapshot(seen), said_no=np.array([True, False]))
+    a_refuses = replace(snapshot(seen), no_token=np.array([True, False]))
     assert scheduler.schedule(request(seen, prefix=1), a_refuses).places == [0, 1]
 
 
