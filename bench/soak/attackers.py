@@ -215,7 +215,7 @@ SICK: Final[Mapping[str, Mapping[str, Any]]] = {
     "sick: 500": {"fail_next": 10**9, "fail_status": 500},
     "sick: 401": {"fail_next": 10**9, "fail_status": 401},
     "sick: 400": {"fail_next": 10**9, "fail_status": 400},
-    "sick: 200 and an error": {"tells": 500, "chunks": 2},
+    "sick: 200 and an error": {"fails_midway_with": 500, "chunks": 2},
     "sick: resets": {"reset": True},
     "sick: cuts": {"cuts": "chunked"},
 }
