@@ -98,7 +98,9 @@ class FailingServers:
             if mark.suspected is not None:
                 mark.recover(0.0, now=now)  # it does not refuse everything
             if mark.out:
-                again = mark.times_out > 1  # then a part of its answers may be good, and more have to be
+                again = (
+                    mark.times_out > 1
+                )  # then a part of its answers may be good, so more good ones are needed
                 if mark.share < self.settings.share_to_eject - STEP * again:
                     mark.recover(now=now)  # the trials succeeded
                 mark.allow_trial(self.settings.trial_seconds, now=now)  # with the next request
@@ -151,7 +153,7 @@ class FailingServers:
         alone = self._is_alone(state, Form.BARE, account.bare, now=now)
         tokens = other is not None and other.account.read_at > -inf
         mark = self.marks.get((state, ""))
-        again = mark is not None and mark.form is Form.BARE  # not long ago
+        again = mark is not None and mark.form is Form.BARE  # bare answers counted a moment ago
         if not (again or account.bare >= _REFUSALS) or not alone or not tokens:
             return False
         self.failed(state, Form.BARE, model, now=now)
