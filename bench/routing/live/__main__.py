@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -45,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", type=Path, metavar="FOLDER", help="model that vLLM serves (default: SmolLM2-135M)")
     add("--rules", type=_rules, default=vllm.DEFAULTS, metavar="A,B", help="rules of the picker to compare")
     add("--repeats", type=int, default=1, metavar="N", help="number of seeds (default %(default)s)")
+    add("--serial", action="store_true", help="one client with one request at a time, not conversations")
     add("--seconds", type=float, default=45.0, metavar="S", help="arrivals of a run (default %(default)s)")
     add("--store", type=Path, metavar="PATH", help="add results to this file, and make only missing runs")
     add("--most-s", type=float, default=float("inf"), metavar="S", help="begin no run after these seconds")
@@ -53,7 +55,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     args = _parser().parse_args()
-    found = list(vllm.stored(args.store))
+    setting = replace(vllm.SETTING, serial=args.serial)
+    found = [run for run in vllm.stored(args.store) if run.serial == setting.serial]
     known = {(run.rule, run.seed, run.seconds) for run in found}
     cases = [
         (rule, seed)
@@ -63,7 +66,14 @@ def main() -> int:
     ]
     if cases:
         found += asyncio.run(
-            vllm.runs_of(cases, seconds=args.seconds, model=args.model, store=args.store, most_s=args.most_s)
+            vllm.runs_of(
+                cases,
+                setting=setting,
+                seconds=args.seconds,
+                model=args.model,
+                store=args.store,
+                most_s=args.most_s,
+            )
         )
     print(vllm_report.report(found))
     return 1 if any(run.failures for run in found) else 0

@@ -27,19 +27,6 @@ from model_server.sim.request import Record, SimRequest
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
-class _RunClock:
-    """Seconds since the run began, or 0 before."""
-
-    def __init__(self) -> None:
-        self._started_at: float | None = None
-
-    def start(self) -> None:
-        self._started_at = time.monotonic()
-
-    def __call__(self) -> float:
-        return 0.0 if self._started_at is None else time.monotonic() - self._started_at
-
-
 @dataclass(slots=True)
 class Sent:
     """All requests of a run."""
@@ -73,7 +60,7 @@ class Generator:
         self._url = f"{url}/v1/completions"
         self._model = model
         self._session = session
-        self._clock = _RunClock()
+        self._started_at = 0.0
         self._numbers = itertools.count()
         self._due: list[tuple[float, int, SimRequest]] = []
         self._open = 0
@@ -85,7 +72,7 @@ class Generator:
         """Run until all requests are answered, or until the horizon. Requests that are open then are cut and
         have no end.
         """
-        self._clock.start()
+        self._started_at = time.monotonic()
         for when, request in self._workload.start():
             self._plan(when, request)
         with contextlib.suppress(TimeoutError):
@@ -94,6 +81,10 @@ class Generator:
                     await self._next(group)
         self.sent.ended_s = self._clock()
         return self.sent
+
+    def _clock(self) -> float:
+        """Return the seconds since the run began."""
+        return time.monotonic() - self._started_at
 
     def _plan(self, when: float, request: SimRequest) -> None:
         heapq.heappush(self._due, (when, next(self._numbers), request))

@@ -4,7 +4,7 @@ project's.
 A real Envoy and a real picker, fresh for each run, send multi-turn conversations to the servers, whose caches
 are emptied first. The simulator runs the same conversations on engines that are as fast as the servers were
 measured to be. The report compares what the picker learned of the servers by the end of a run with the true
-values. The command calls this module with `--servers vllm`.
+values.
 """
 
 import asyncio
@@ -37,6 +37,8 @@ from tests.vllm_env.server import MODEL_NAME, VllmServer
 
 DEFAULTS: Final[tuple[RuleName, ...]] = ("least-cost", "affinity", "session", "round-robin", "least-load")
 SETTING: Final = Setting()
+_Pages = dict[str, defaultdict[str, float]]
+"""The sum of each series of each server's metrics page."""
 _GRACE_S: Final = 40.0
 """A run goes on for this long after the last arrival."""
 
@@ -50,6 +52,7 @@ def stored(path: Path | None) -> Iterator[VllmRun]:
 async def runs_of(
     cases: Sequence[tuple[RuleName, int]],
     *,
+    setting: Setting,
     seconds: float,
     model: Path | None,
     store: Path | None,
@@ -61,10 +64,10 @@ async def runs_of(
     timeout, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
     with tempfile.TemporaryDirectory(prefix="live-vllm-") as folder:
         async with (
-            vllm_fleet.running_vllm_fleet(SETTING, found, model=model, folder=Path(folder)) as servers,
+            vllm_fleet.running_vllm_fleet(setting, found, model=model, folder=Path(folder)) as servers,
             aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
         ):
-            speed = await vllm_fleet.probe(SETTING, session, servers)
+            speed = await vllm_fleet.probe(setting, session, servers)
             _say(f"{len(servers)} servers after {max(s.ready_after_s or 0 for s in servers):.0f} s: {speed}")
             for number, (rule, seed) in enumerate(cases):
                 if time.monotonic() >= until:
@@ -74,7 +77,7 @@ async def runs_of(
                 own.mkdir()
                 run = await one_run(
                     rule,
-                    setting=SETTING,
+                    setting=setting,
                     seed=seed,
                     seconds=seconds,
                     speed=speed,
@@ -120,6 +123,7 @@ async def one_run(
         rule=rule,
         seed=seed,
         seconds=seconds,
+        serial=setting.serial,
         live=row_of(outcome_of(sent)),
         simulated=simulated(rule, setting=setting, seed=seed, seconds=seconds, speed=speed),
         requests_per_s=len(ended) / sent.ended_s,
@@ -146,10 +150,7 @@ def simulated(rule: RuleName, *, setting: Setting, seed: int, seconds: float, sp
     return row_of(fleet.run())
 
 
-async def _pages(
-    session: aiohttp.ClientSession, servers: Sequence[VllmServer]
-) -> dict[str, defaultdict[str, float]]:
-    """Return the sum of each series of the servers' metrics pages."""
+async def _pages(session: aiohttp.ClientSession, servers: Sequence[VllmServer]) -> _Pages:
     found = {server.name: defaultdict[str, float](float) for server in servers}
     for server in servers:
         async with session.get(f"http://{server.address}/metrics") as response:
@@ -168,22 +169,16 @@ async def _believed(gateway: VllmGateway, name: str) -> Believed:
     )
 
 
-def _grown(
-    before: dict[str, defaultdict[str, float]], after: dict[str, defaultdict[str, float]], name: str
-) -> list[float]:
+def _grown(before: _Pages, after: _Pages, name: str) -> list[float]:
     return [after[server][f"vllm:{name}"] - before[server][f"vllm:{name}"] for server in before]
 
 
-def _hit_share(
-    before: dict[str, defaultdict[str, float]], after: dict[str, defaultdict[str, float]]
-) -> float:
+def _hit_share(before: _Pages, after: _Pages) -> float:
     queried = sum(_grown(before, after, "prefix_cache_queries_total"))
     return sum(_grown(before, after, "prefix_cache_hits_total")) / queried if queried else 0.0
 
 
-def _rate(
-    before: dict[str, defaultdict[str, float]], after: dict[str, defaultdict[str, float]]
-) -> list[float | None]:
+def _rate(before: _Pages, after: _Pages) -> list[float | None]:
     """Return for each server the prompt tokens that it computed in a second of prefill, by its own counters.
     None means that the server had nothing to compute.
     """

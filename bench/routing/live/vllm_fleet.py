@@ -25,7 +25,15 @@ import msgspec
 from bench.load.sse import Answer, read_answer
 from bench.routing.live.generator import completion
 from bench.routing.live.words import prompt_of
-from bench.routing.workloads import SYSTEM_IDS, ClosedLoop, OpenLoop, Turn, length, shared_system_prompts
+from bench.routing.workloads import (
+    SYSTEM_IDS,
+    ClosedLoop,
+    OpenLoop,
+    Turn,
+    length,
+    one_client,
+    shared_system_prompts,
+)
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
 from model_server.sim.engine import EngineShape
@@ -58,6 +66,10 @@ class Setting:
     """Users think for a time that is divided by this number."""
     groups_per_s: float = 0.0
     """If not 0, so many requests a second of 19 groups with a shared prompt come instead of conversations."""
+    serial: bool = False
+    """One client sends the same prompts again and again instead, one request at a time. They fit two caches,
+    but not one.
+    """
     probe_tokens: int = 400
     in_turn: bool = False
     """True if a server starts only when the one before is ready. Servers that start on one GPU at the same
@@ -77,8 +89,9 @@ class Setting:
         if rate := self.groups_per_s:
             rng, count = random.Random(f"groups {seed}"), round(rate * seconds)
             return OpenLoop(shared_system_prompts(rng, count, groups=19, scale=self.scale), rate_per_s=rate)
-        talking = talks(random.Random(f"talks {seed}"), scale=self.scale)
-        return ClosedLoop(talking, users=self.users, until_s=seconds, ramp_s=seconds / 6, speed=self.hurry)
+        users, rng = 1 if self.serial else self.users, random.Random(f"talks {seed}")
+        talking = one_client(rng, prompts=9, tokens=700) if self.serial else talks(rng, scale=self.scale)
+        return ClosedLoop(talking, users=users, until_s=seconds, ramp_s=seconds / 6, speed=self.hurry)
 
     def shape(self, speed: Speed) -> EngineShape:
         """Return servers for the simulator, with the speed that the real servers have together."""
@@ -167,33 +180,25 @@ async def probe(setting: Setting, session: aiohttp.ClientSession, servers: Seque
     """Measure the speed. Prompts are new, and the caches are emptied before each run."""
     names = iter(range(1 << 30, 1 << 31))
 
-    async def ask(server: VllmServer) -> _Timed:
+    async def ask(server: VllmServer) -> tuple[float, Answer]:
+        """Return the prompt tokens that the server computed in a second, and the answer."""
         prompt = prompt_of([Segment(next(names), setting.probe_tokens)], answers={})
         body = completion(MODEL_NAME, prompt, answer_tokens=_PROBE_ANSWER)
         sent, pieces = time.monotonic(), []
         async with session.post(f"http://{server.address}/v1/completions", json=body) as response:
             while piece := await response.content.readany():
                 pieces.append((time.monotonic(), piece))
-        return _Timed(sent, read_answer(pieces))
+        answer = read_answer(pieces)
+        return answer.prompt_tokens / (answer.first_token_at - sent), answer
 
     await asyncio.gather(*map(ask, servers))  # the first prompt of a process takes longer
     alone = [await ask(server) for server in servers]
     together = await asyncio.gather(*map(ask, servers))
     return Speed(
-        alone_tokens_per_s=fmean(one.prefill_tokens_per_s for one in alone),
-        together_tokens_per_s=fmean(one.prefill_tokens_per_s for one in together),
-        step_s=fmean(one.answer.inter_token_s or 0.0 for one in together),
+        alone_tokens_per_s=fmean(rate for rate, _ in alone),
+        together_tokens_per_s=fmean(rate for rate, _ in together),
+        step_s=fmean(answer.inter_token_s or 0.0 for _, answer in together),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Timed:
-    sent_s: float
-    answer: Answer
-
-    @property
-    def prefill_tokens_per_s(self) -> float:
-        return self.answer.prompt_tokens / (self.answer.first_token_at - self.sent_s)
 
 
 async def forget(session: aiohttp.ClientSession, servers: Sequence[VllmServer]) -> None:

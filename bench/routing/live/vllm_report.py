@@ -2,7 +2,7 @@
 and the picker's beliefs compared with the true values. Pure.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from statistics import fmean
 
@@ -31,6 +31,7 @@ class VllmRun(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     seed: int
     seconds: float
+    serial: bool = False
     live: Row
     simulated: Row
     requests_per_s: float
@@ -54,10 +55,8 @@ def report(runs: Sequence[VllmRun]) -> str:
     }
     common = set.intersection(*({run.seed for run in of} for of in by_rule.values()))
     fair = {rule: [run for run in of if run.seed in common] for rule, of in by_rule.items()}
-    parts = (
-        [rules(fair), order(fair), beliefs(runs), machine(runs)] if common else [beliefs(runs), machine(runs)]
-    )
-    return "\n\n".join(parts)
+    compared = [rules(fair), order(fair)] if common else []
+    return "\n\n".join([*compared, beliefs(runs), machine(runs)])
 
 
 def rules(by_rule: dict[str, list[VllmRun]]) -> str:
@@ -90,8 +89,7 @@ def ttft_in_prompt_tokens(run: VllmRun) -> float:
     On a machine with other work, servers are several times as fast in one run as in the next. So seconds
     would compare the states of the machine, and prompt tokens compare the rules.
     """
-    rates = [rate for rate in run.true_prefill_tokens_per_s if rate is not None]
-    return run.live.ttft_mean_s * fmean(rates)
+    return run.live.ttft_mean_s * fmean(_rates(run))
 
 
 def order(by_rule: dict[str, list[VllmRun]]) -> str:
@@ -116,7 +114,7 @@ def order(by_rule: dict[str, list[VllmRun]]) -> str:
 def beliefs(runs: Sequence[VllmRun]) -> str:
     """Return means over servers and runs. Brackets have the least and the most."""
     pairs = [
-        ("prefill rate, tokens/s", _flat(r.true_prefill_tokens_per_s for r in runs), "prefill_tokens_per_s"),
+        ("prefill rate, tokens/s", [rate for r in runs for rate in _rates(r)], "prefill_tokens_per_s"),
         ("cache, tokens", [float(r.true_cache_tokens) for r in runs], "table_tokens"),
         ("bytes of prompt for each token", [r.true_bytes_per_token for r in runs], "bytes_per_token"),
     ]
@@ -147,8 +145,8 @@ def _mean_ttft(runs: Sequence[VllmRun]) -> float:
     return fmean(run.live.ttft_mean_s for run in runs)
 
 
-def _flat(lists: Iterable[Sequence[float | None]]) -> list[float]:
-    return [value for values in lists for value in values if value is not None]
+def _rates(run: VllmRun) -> list[float]:
+    return [rate for rate in run.true_prefill_tokens_per_s if rate is not None]
 
 
 def _span(values: Sequence[float]) -> str:

@@ -160,6 +160,16 @@ def test_the_conversations_run_in_the_simulator_by_every_rule(rule: RuleName) ->
     assert first.hit_ratio > 0.2
 
 
+def test_one_clients_prompts_are_found_again_by_cost_and_never_in_turn() -> None:
+    setting = replace(vllm.SETTING, serial=True)
+    hits = {
+        rule: vllm.simulated(rule, setting=setting, seed=1, seconds=90.0, speed=SPEED).hit_ratio
+        for rule in vllm.DEFAULTS
+    }
+    assert hits["least-cost"] > 0.6
+    assert hits["round-robin"] == 0
+
+
 SCALE = 0.5
 SEEDS = (1, 2)
 """In shorter runs caches are still cold, and the spread of load differs by half between seeds."""
