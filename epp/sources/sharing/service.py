@@ -143,12 +143,9 @@ class SharingService:
         self._secret_differs = agreed is None
 
     async def _flush(self) -> None:
-        while True:
-            if self._unsent is None:
-                self._unsent = self.exchange.next_batch(now=self.clock())
-            if self._unsent is None:
-                return
-            await self.link.send(self._unsent)
+        while batch := self._unsent or self.exchange.next_batch(now=self.clock()):
+            self._unsent = batch
+            await self.link.send(batch)
             self._unsent = None
 
     async def _forget(self) -> None:

@@ -253,11 +253,10 @@ class Connection:
         self._table.too_many("header_flood")
         if kind == Kind.HEADERS:
             self._awaited_since = self._table.now
-        reader = self._headers
-        block = reader.join(kind, flags, number, payload)
+        block = self._headers.join(kind, flags, number, payload)
         self._awaited = _CONTINUATION if block is None else _ANY
         if block is not None:
-            self._on_headers(number, block, ends=reader.ends)
+            self._on_headers(number, block, ends=self._headers.ends)
 
     def _on_headers(self, number: int, block: bytes, *, ends: bool) -> None:
         if not number % 2:

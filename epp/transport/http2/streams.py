@@ -4,7 +4,7 @@ ends, and the faults of the peer. Pure; called by `connection` for each frame of
 A stream is open until the table forgets it. The server opens no streams.
 """
 
-from collections import OrderedDict
+from itertools import islice
 from typing import Final
 
 from epp.transport.http2 import frames
@@ -117,7 +117,7 @@ class StreamTable:
         self._credit = 0
         self._step = limits.connection_window_bytes // 2
         self._stream_step = limits.stream_window_bytes // 2
-        self.waiting: OrderedDict[Stream, None] = OrderedDict()
+        self.waiting: dict[Stream, None] = {}
         """Streams that wait for the window of the connection, or for their turn to send."""
         self._buckets: dict[str, tuple[float, float]] = {}
         """The tokens of a bucket, and when they were counted."""
@@ -277,9 +277,11 @@ class StreamTable:
         """Send the answers of at most so many streams that waited for their turn, those first that have
         waited longest. Returns whether more may be sent now.
         """
-        while self.waiting and self.window > 0 and most > 0:
-            most -= 1
-            self.pump(self.waiting.popitem(last=False)[0])
+        for stream in list(islice(self.waiting, most)):
+            if self.window <= 0:
+                break
+            del self.waiting[stream]
+            self.pump(stream)
         return bool(self.waiting) and self.window > 0
 
     # -- ends ------------------------------------------------------------------------------------------------
