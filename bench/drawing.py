@@ -33,7 +33,7 @@ def architecture() -> str:
     left, top, step, width = 12, 12, 34, 892
     rows: list[str] = []
     y = top
-    for layer in _layers():
+    for layer in layers():
         x, row = left, ""
         for module in layer:
             across = 16 + 7 * len(module)
@@ -49,11 +49,11 @@ def architecture() -> str:
     return "\n".join((f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', _STYLE, *rows, "</svg>\n"))
 
 
-def _layers() -> list[list[str]]:
-    """Return the names of the modules of each layer, without `epp`."""
+def layers() -> list[list[str]]:
+    """Return the names of the modules of each layer, the highest first, without `epp`."""
     contracts = tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    layers = next(each["layers"] for each in contracts if each["name"].startswith("epp layers"))
-    return [[part.strip().removeprefix("epp.") for part in re.split(r"[|:]", layer)] for layer in layers]
+    found = next(each["layers"] for each in contracts if each["name"].startswith("epp layers"))
+    return [[part.strip().removeprefix("epp.") for part in re.split(r"[|:]", layer)] for layer in found]
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ and the end of the stream.
 client. The last requests are traced, since the usual parts of requests are cached by then. Prints each module
 of `epp` whose code runs for every traced request, in the order in which the modules are entered, with the
 functions called there, and the calls from a layer to a higher one (`[tool.importlinter]` in pyproject.toml
-has the layers).
+has the layers). Prints too how often one who follows one message through the code has to come back: a return
+is a call from one module into another that the message had entered, and left, before.
 
 Two kinds of modules are printed apart. Some run only now and then, for example when the client's HTTP/2 sends
 a PING. Others run only for listeners, which are not on the way of a request: the picker sends events to its
@@ -14,13 +15,10 @@ subscribers, knows none of them, and needs nothing from them.
 
 import argparse
 import asyncio
-import re
 import sys
 import tempfile
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -29,6 +27,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from bench.bench_path import answer_of, messages_of, picker_of_pods
 from bench.dataplane.load import Prompts
+from bench.drawing import layers
 from epp.config.sections import Listen
 from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
@@ -37,7 +36,6 @@ from epp.picker.gate import Gate
 from epp.protocol.settings import StreamSettings
 from epp.transport.server import ExtProcServer
 
-_ROOT: Final = Path(__file__).resolve().parents[1]
 _METHOD: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 _REQUESTS: Final = 40
 _TRACED: Final = 10
@@ -61,6 +59,8 @@ class Walk:
     """The calls to a higher layer: from where, to where."""
     listeners: set[tuple[str, str]] = field(default_factory=set)
     """The calls of listeners, which are in higher layers too."""
+    returns: list[str] = field(default_factory=list)
+    """From where to where, for the message that has the most. Calls in a row into one module count once."""
     sometimes: list[str] = field(default_factory=list)
     """The modules that ran for some of several requests."""
 
@@ -68,7 +68,14 @@ class Walk:
 class _Tracer:
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
-        self._layers = list(_layers())
+        self._layers = layers()
+        self._start()
+
+    def _start(self) -> None:
+        """Begin to follow a message."""
+        self._ran: set[str] = set()
+        self._returns: list[str] = []
+        self._entered = ""
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
         callee = _place(frame) if event == "call" else None
@@ -84,19 +91,25 @@ class _Tracer:
         if callers and self._depth(module) < self._depth(callers[0][0]):
             kind = self._walk.listeners if _reports(name) else self._walk.back_up
             kind.add((".".join(callers[0]), f"{module}.{name}"))
+        if not listens:
+            self._follow(module, [each for each, _ in callers])
+
+    def _follow(self, module: str, callers: Sequence[str]) -> None:
+        """Take in that the message has come to a module. callers: the modules that wait, the last first."""
+        if not callers:
+            self._start()
+        elif module != callers[0]:
+            if module in self._ran and module not in (self._entered, *callers):
+                self._returns.append(f"{callers[0]} to {module}")
+                self._walk.returns = max(self._walk.returns, self._returns, key=len)
+            self._entered = module
+        self._ran.add(module)
 
     def _depth(self, module: str) -> int:
         """Return 0 for the highest layer, and more for lower ones."""
-        known = (
-            n for n, names in enumerate(self._layers) for name in names if f"{module}.".startswith(f"{name}.")
-        )
+        own = f"{module.removeprefix('epp.')}."
+        known = (n for n, names in enumerate(self._layers) for name in names if own.startswith(f"{name}."))
         return next(known, len(self._layers))
-
-
-def _layers() -> Iterator[list[str]]:
-    contracts = tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    for line in contracts[0]["layers"]:
-        yield [name.strip() for name in re.split("[|:]", line)]
 
 
 def _place(frame: FrameType) -> tuple[str, str] | None:
@@ -159,6 +172,7 @@ def _in_common(walks: Sequence[Walk]) -> Walk:
         whole.listening |= each.listening
     last = walks[-1]
     whole.functions = {module: names for module, names in last.functions.items() if module in every}
+    whole.returns = last.returns
     whole.answered = [module for module in last.answered if module in every]
     return whole
 
@@ -197,6 +211,7 @@ def main() -> None:
         print(f"  {module:34} (now and then)")
     print(f"{len(found.answered)} modules from the bytes of a request to the bytes of its answer")
     print(f"{len(found.functions)} modules to the end of the stream (+: only after the answer)")
+    print(f"{len(found.returns)} returns of one message to a module", *found.returns, sep="\n    ")
     print(f"{len(found.back_up)} calls back up the layers", *sorted(found.back_up), sep="\n    ")
     print(f"{len(found.listeners)} calls of listeners", *sorted(found.listeners), sep="\n    ")
 

@@ -112,6 +112,8 @@ _BUSY_SHARE: Final = 0.1
 _LEAST_TOLERANCE_S: Final = 0.020
 _TOLERANCE_OF_TTFT: Final = 0.05
 _LITTLE_CPU: Final = 0.5
+_OF_HEALTH: Final = ("windows", "full_windows", "cpu_s", "waited_s", "wall_s")
+"""The fields of `Health` that add up."""
 
 
 @dataclass(slots=True)
@@ -147,11 +149,8 @@ class Health:
         self.lag_s.add(0.0)
 
     def merge(self, other: Health) -> None:
-        self.windows += other.windows
-        self.full_windows += other.full_windows
-        self.cpu_s += other.cpu_s
-        self.waited_s += other.waited_s
-        self.wall_s += other.wall_s
+        for name in _OF_HEALTH:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.lag_s.merge(other.lag_s)
 
     def verdict(self, *, median_ttft_s: float) -> list[str]:
@@ -192,25 +191,11 @@ class Health:
         )
 
     def document(self) -> dict[str, Any]:
-        return {
-            "windows": self.windows,
-            "full_windows": self.full_windows,
-            "cpu_s": self.cpu_s,
-            "waited_s": self.waited_s,
-            "wall_s": self.wall_s,
-            "lag_s": self.lag_s.document(),
-        }
+        return {name: getattr(self, name) for name in _OF_HEALTH} | {"lag_s": self.lag_s.document()}
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Health:
-        return cls(
-            windows=document["windows"],
-            full_windows=document["full_windows"],
-            cpu_s=document["cpu_s"],
-            waited_s=document["waited_s"],
-            wall_s=document["wall_s"],
-            lag_s=Samples.of(document["lag_s"]),
-        )
+        return cls(**{name: document[name] for name in _OF_HEALTH}, lag_s=Samples.of(document["lag_s"]))
 
     def check_integrity(self) -> None:
         assert 0 <= self.full_windows <= self.windows
@@ -223,6 +208,8 @@ def _ms(seconds: float) -> str:
 
 MEASURES: Final = ("ttft_s", "inter_token_s", "longest_gap_s", "answer_s", "tokens_per_s")
 _EXAMPLES: Final = 3
+_COUNTS: Final = ("asked", "answered", "prompt_tokens", "cached_tokens", "output_tokens", "uncounted")
+"""The fields of `Figures` that add up."""
 
 
 @dataclass(slots=True)
@@ -273,7 +260,7 @@ class Figures:
             examples.append(detail)
 
     def merge(self, other: Figures) -> None:
-        for name in ("asked", "answered", "prompt_tokens", "cached_tokens", "output_tokens", "uncounted"):
+        for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for kind, count in other.failures.items():
             self.failures[kind] = self.failures.get(kind, 0) + count
@@ -288,15 +275,9 @@ class Figures:
         self.health.merge(other.health)
 
     def document(self) -> dict[str, Any]:
-        return {
-            "asked": self.asked,
-            "answered": self.answered,
+        return {name: getattr(self, name) for name in _COUNTS} | {
             "failures": self.failures,
             "examples": self.examples,
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "output_tokens": self.output_tokens,
-            "uncounted": self.uncounted,
             "first_at": self.first_at if self.asked else None,
             "last_at": self.last_at if math.isfinite(self.last_at) else None,
             "measures": {name: samples.document() for name, samples in self.measures.items()},
@@ -305,12 +286,8 @@ class Figures:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Figures:
-        plain = {
-            name: document[name]
-            for name in ("asked", "answered", "prompt_tokens", "cached_tokens", "output_tokens", "uncounted")
-        }
         return cls(
-            **plain,
+            **{name: document[name] for name in _COUNTS},
             failures=dict(document["failures"]),
             examples={kind: list(texts) for kind, texts in document["examples"].items()},
             first_at=math.inf if document["first_at"] is None else document["first_at"],
