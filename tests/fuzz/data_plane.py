@@ -16,7 +16,7 @@ from epp.protocol.http_events import StreamProtocolError
 from epp.protocol.settings import StreamSettings
 from epp.protocol.stream import HttpStream
 from epp.transport.http2.frames import Setting, frame, settings
-from epp.transport.peer import Peer
+from epp.transport.peer import Call, Peer
 from epp.transport.server import ExtProcServer
 from tests.fuzz.behind import OfBytes, one_pick, small_picker
 from tests.fuzz.trees import as_protobuf
@@ -244,8 +244,10 @@ class Transports(Connections):
 class LoudPeer(Peer):
     """Lets no exception of a handler pass."""
 
-    def _broken(self, stream_id: int, *, now: float) -> None:
-        raise  # noqa: PLE0704 - called while the exception is handled
+    def _gone(self, call: Call, *, now: float, broken: bool = False) -> None:
+        if broken:
+            raise  # noqa: PLE0704 - called while the exception is handled
+        super()._gone(call, now=now)
 
 
 class AccessLogMessages(OfBytes):
