@@ -50,17 +50,13 @@ async def connected(
         writer.transport.abort()
 
 
-async def until_fault(rig: ServerRig, fault: str) -> None:
-    await wait_until(lambda: fault in rig.seen.faults, what=fault)
-
-
 async def test_a_peer_that_never_speaks_tls_is_counted(tmp_path: Path) -> None:
     async with serving_picker(listen=Listen(address="127.0.0.1:0", tls=write_tls(tmp_path))) as rig:
         async with connected(rig) as (reader, writer):
             writer.write(hello())
             with contextlib.suppress(ConnectionError):
                 await asyncio.wait_for(reader.read(), 60)
-        await until_fault(rig, "tls_handshake")
+        await wait_until(lambda: "tls_handshake" in rig.seen.faults, what="the fault is counted")
 
 
 async def test_a_peer_that_never_reads_is_not_read_from_and_is_cut_off(

@@ -36,7 +36,6 @@ IDLE_PAGE = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
 FAST = Scrape(interval_seconds=0.05, timeout_seconds=60.0)
 IMPATIENT = msgspec.structs.replace(FAST, timeout_seconds=0.5)
 AT_ONCE = Scrape(interval_seconds=0.0, stale_after_seconds=0.0)
-PATIENCE_S = 40.0
 
 
 def http(body: bytes, *, status: str = "200 OK", headers: str = "") -> bytes:
@@ -95,7 +94,6 @@ class WatchedScraper:
         self._fails_at = fails_at
         self.in_use: set[str] = set()
         self.seen: dict[str, list[EndpointMetrics | None]] = defaultdict(list)
-        self._reported = asyncio.Event()
         self.sources = Sources(rng=Random(7), first_pause_s=0.01)
         self.scraper = Scraper(
             settings=lambda: self.settings,
@@ -108,7 +106,6 @@ class WatchedScraper:
 
     def _on_metrics(self, name: EndpointName, metrics: EndpointMetrics | None) -> None:
         self.seen[name].append(metrics)
-        self._reported.set()
         if name == self._fails_at:
             raise RuntimeError("consumer bug")
 
@@ -118,10 +115,7 @@ class WatchedScraper:
             yield self
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                self._reported.clear()
-                await self._reported.wait()
+        await wait_until(condition, what="the scraper is so far")
 
     def error(self, name: str) -> str:
         return self.scraper.ages(time.monotonic())[EndpointName(name)].error
