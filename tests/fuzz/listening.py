@@ -41,7 +41,6 @@ class AdminPages(OfBytes):
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._bad = 0
 
     async def feed(self, data: bytes) -> bool:
         answer = await self._exchange(data, end=True)

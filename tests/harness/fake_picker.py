@@ -4,7 +4,7 @@ It runs in the test's event loop, decides nothing, and records what Envoy sent. 
 picker.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -12,8 +12,7 @@ from typing import Any, Final
 import grpc
 from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2, external_processor_pb2_grpc
-from envoy.type.v3 import http_status_pb2
-from google.protobuf import json_format, struct_pb2
+from google.protobuf import struct_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from tests.harness.backend import Gate
@@ -28,13 +27,8 @@ class EnvoyRequest:
 
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
-    """Filter metadata that came with the request headers, by namespace."""
-    response_status: int | None = None
     served: str = ""
     """`upstream.address` as it came with the response headers."""
-    response_pieces: int = 0
-    """The body messages of the answer."""
     ended: bool = False
     """True when its gRPC stream is over."""
 
@@ -45,12 +39,8 @@ class FakePicker:
     def __init__(self, *, address: str) -> None:
         self.address = address
         self.exchanges: list[EnvoyRequest] = []
-        self.destinations: Callable[[EnvoyRequest], str] = lambda _: ""
-        """The fallback list for a request, as text. Empty: none is named."""
-        self.refuse_status: int | None = None
-        """If set, every request is answered at once with this status and `refused`."""
-        self.sample = False
-        """Whether to ask for the body of every answer."""
+        self.destinations = ""
+        """The fallback list for each request. Empty: none is named."""
         self.gate = Gate()
         """While this gate is shut, the picker answers neither requests nor health checks."""
         self.serving = True
@@ -63,8 +53,7 @@ class FakePicker:
 
     def always(self, *destinations: object) -> None:
         """Name the same list for every request."""
-        text = ",".join(str(destination) for destination in destinations)
-        self.destinations = lambda _: text
+        self.destinations = ",".join(str(destination) for destination in destinations)
 
     async def start(self, *, credentials: grpc.ServerCredentials | None = None) -> None:
         assert self._server is None
@@ -104,42 +93,27 @@ class FakePicker:
         kind = message.WhichOneof("request")
         if kind == "request_headers":
             exchange.headers = _headers(message.request_headers.headers)
-            metadata = message.metadata_context.filter_metadata
-            exchange.metadata = {name: json_format.MessageToDict(metadata[name]) for name in metadata}
             answer.request_headers.SetInParent()
             if message.request_headers.end_of_stream:
-                self._pick(answer, answer.request_headers.response, exchange)
+                self._pick(answer, answer.request_headers.response)
         elif kind == "request_body":
             exchange.body = (exchange.body or b"") + message.request_body.body
             answer.request_body.SetInParent()
-            self._pick(answer, answer.request_body.response, exchange)
-        elif kind == "response_headers":
-            exchange.response_status = int(_headers(message.response_headers.headers)[":status"])
+            self._pick(answer, answer.request_body.response)
+        else:
+            assert kind == "response_headers", kind
             for attributes in message.attributes.values():
                 if "upstream.address" in attributes.fields:
                     exchange.served = attributes.fields["upstream.address"].string_value
             answer.response_headers.SetInParent()
-            if self.sample:
-                answer.mode_override.response_header_mode = 1
-                answer.mode_override.response_body_mode = 1
-        else:
-            assert kind == "response_body", kind
-            exchange.response_pieces += 1
-            answer.response_body.SetInParent()
         return answer
 
-    def _pick(self, answer: Any, common: Any, exchange: EnvoyRequest) -> None:
-        if self.refuse_status is not None:
-            answer.immediate_response.status.CopyFrom(http_status_pb2.HttpStatus(code=self.refuse_status))
-            answer.immediate_response.body = b"refused"
-            answer.immediate_response.details = "picker_refused"
-            return
-        destinations = self.destinations(exchange)
-        if destinations:
-            header = base_pb2.HeaderValue(key=DESTINATION, raw_value=destinations.encode())
+    def _pick(self, answer: Any, common: Any) -> None:
+        if self.destinations:
+            header = base_pb2.HeaderValue(key=DESTINATION, raw_value=self.destinations.encode())
             common.header_mutation.set_headers.append(base_pb2.HeaderValueOption(header=header))
             inner = struct_pb2.Struct()
-            inner.update({DESTINATION: destinations})
+            inner.update({DESTINATION: self.destinations})
             answer.dynamic_metadata.update({"envoy.lb": inner})
 
 
