@@ -44,7 +44,7 @@ async def test_a_next_turn_finds_prompt_and_answer_of_the_last_one_in_the_cache(
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == computed // 16 * 16
 
 
-async def test_an_answer_ends_by_itself_unless_told_otherwise(start: Start) -> None:
+async def test_an_answer_ends_by_itself_without_ignore_eos(start: Start) -> None:
     server = await start(mean_answer_tokens=10)
     ended = await server.complete(max_tokens=100)
     assert ended["choices"][0]["finish_reason"] == "stop"

@@ -102,7 +102,7 @@ async def test_the_verdict_follows_from_the_servers_answer(handler: Handler, ver
         assert await verdict_on(address) == verdict
 
 
-async def test_a_404_is_a_failure_where_the_server_was_said_to_lack_the_model() -> None:
+async def test_a_404_is_a_failure_of_a_server_that_is_suspected_for_the_model() -> None:
     async with serving_path("/v1/completions", status_only(404)) as address:
         assert await verdict_on(address, about="m") == "ill"
 

@@ -66,7 +66,7 @@ class Traffic:
     """About the time until a good answer begins."""
     lasts_s: float = 2.0
     """The time from the beginning of a good answer to its end."""
-    told: int = 0
+    body_status: int = 0
     """The sick server's answers begin with 200, and their body shows this status."""
     tells_s: float = 0.001
     """The time from the beginning of such an answer to its end."""
@@ -216,8 +216,8 @@ class _Run:
             return 3.0, "unclear" if due.queued else "ill"
         if self.traffic.wants_key:
             return delay, "refused"
-        told = self.traffic.told if ill and status < 400 and self.traffic.told >= 400 else 0
-        return delay, verdict_of(told or status, about_model=bool(due.mark.about))
+        in_body = self.traffic.body_status if ill and status < 400 else 0
+        return delay, verdict_of(in_body if in_body >= 400 else status, about_model=bool(due.mark.about))
 
     def _share(self, now: float) -> None:
         for one in self._exchanges:
@@ -272,7 +272,7 @@ class _Run:
                 follow = self._fall_silent
             elif ill and self.traffic.cuts:
                 follow = self._cut
-            elif (ill and self.traffic.told and status == 200) or status == NO_CONTENT:
+            elif (ill and self.traffic.body_status and status == 200) or status == NO_CONTENT:
                 follow = self._tell
             self._at(now + delay, lambda then: self._answer(request, status, follow, then))
 
@@ -290,7 +290,8 @@ class _Run:
 
     def _tell(self, request: _Request, status: int, now: float) -> None:
         self.failed += 1
-        self._at(now + self.traffic.tells_s, request.end("ended", told=self.traffic.told or status))
+        body_status = self.traffic.body_status or status
+        self._at(now + self.traffic.tells_s, request.end("ended", body_status=body_status))
 
     def _finish(self, request: _Request, status: int, now: float) -> None:
         name = self._name[request.served]
@@ -298,7 +299,7 @@ class _Run:
         if status == 200:
             self._tokens[name] += 1
             self._began[name] += 1
-        end = request.end("failed" if status >= 500 else "ended", told=200 if status < 400 else None)
+        end = request.end("failed" if status >= 500 else "ended", body_status=200 if status < 400 else None)
 
         def over(then: float) -> None:
             self._running[name] -= 1
@@ -320,12 +321,12 @@ class _Request:
     served: Address
     client: int | None
 
-    def end(self, outcome: Outcome, *, told: int | None = None) -> Step:
-        """told: the status that the answer's body tells, if the picker reads the body."""
+    def end(self, outcome: Outcome, *, body_status: int | None = None) -> Step:
+        """body_status: the status that the answer's body tells, if the picker reads the body."""
 
         def ended(now: float) -> None:
-            if told is not None and self.run.traffic.readable and self.pick.sampled:
-                self.picker.on_feedback(self.pick, ResponseFeedback(status=told), now=now)
+            if body_status is not None and self.run.traffic.readable and self.pick.sampled:
+                self.picker.on_feedback(self.pick, ResponseFeedback(status=body_status), now=now)
             self.picker.end(self.pick, outcome=outcome, now=now)
             self.run.over(self, now)
 

@@ -13,10 +13,10 @@ pytestmark = pytest.mark.slow
 
 FORMS: dict[str, dict[str, Any]] = {
     "500": {},
-    "an error told in the stream": {"sick": begins, "told": 500},
-    "the same, where no body can be read": {"sick": begins, "told": 500, "readable": False},
-    "no token in the body": {"sick": begins, "told": NO_CONTENT},
-    "broken JSON": {"sick": begins, "told": PARTIAL, "streams": False},
+    "an error in the stream": {"sick": begins, "body_status": 500},
+    "the same, where no body can be read": {"sick": begins, "body_status": 500, "readable": False},
+    "no token in the body": {"sick": begins, "body_status": NO_CONTENT},
+    "broken JSON": {"sick": begins, "body_status": PARTIAL, "streams": False},
     "401": {"sick": refuses},
     "401, where all servers want a key": {"sick": refuses, "wants_key": True},
 }
@@ -119,7 +119,7 @@ def test_a_slow_client_with_empty_answers_ejects_servers_for_moments(rule: RuleN
 @pytest.mark.parametrize("rule", RULES)
 def test_streams_that_stop_after_the_first_token_are_found(rule: RuleName) -> None:
     """They end much sooner than those of the other servers, so they are read."""
-    fields: dict[str, Any] = {"sick": begins, "told": PARTIAL, "tells_s": 0.25, "sick_to": 20.0}
+    fields: dict[str, Any] = {"sick": begins, "body_status": PARTIAL, "tells_s": 0.25, "sick_to": 20.0}
     traffic = Traffic(rule=rule, servers="abc", pickers=2, shares=True, **fields).run(45.0)
     assert traffic.to(SICK, since=8.0, until=20.0) <= 0.02
     assert traffic.to(SICK, since=40.0, until=45.0) >= 0.15
@@ -137,7 +137,7 @@ def test_a_server_whose_answers_fail_in_part_gets_few_of_them(
 
 @pytest.mark.parametrize("rule", ["least-cost", "affinity", "session"])
 def test_a_server_half_of_whose_answers_are_bare_gets_few_of_them(rule: RuleName) -> None:
-    fields: dict[str, Any] = {"sick": begins, "told": NO_CONTENT, "sick_part": 0.5, "sick_to": 100.0}
+    fields: dict[str, Any] = {"sick": begins, "body_status": NO_CONTENT, "sick_part": 0.5, "sick_to": 100.0}
     traffic = Traffic(rule=rule, servers="abc", per_s=10.0, **fields).run(100.0)
     assert traffic.to(SICK, since=8.0, until=100.0) <= 0.06
 

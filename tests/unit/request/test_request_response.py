@@ -380,7 +380,7 @@ def test_the_id_of_what_a_server_keeps_is_read_from_a_whole_answer(kind: ApiKind
 
 
 @pytest.mark.parametrize("encoding", ["", "gzip"])
-def test_the_id_of_a_streamed_response_is_told_at_its_first_event(encoding: str) -> None:
+def test_the_id_of_a_streamed_response_is_read_from_its_first_event(encoding: str) -> None:
     for count in (0, 12_000):  # it repeats the tools of the request
         event = named("response.created", response={"id": "resp_1", "tools": [{}] * count})
         reading, ids, packer = reader(ApiKind.RESPONSES, encoding=encoding), [], zlib.compressobj(wbits=31)

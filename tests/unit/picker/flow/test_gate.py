@@ -111,7 +111,7 @@ def test_flow_control_that_is_on_again_holds_all_that_have_not_gone() -> None:
     assert queue.gate.waiting == MANY - went + 1
 
 
-def test_requests_that_a_policy_pushed_out_are_told_so_at_a_drain_too() -> None:
+def test_requests_that_a_policy_pushed_out_are_answered_at_a_drain_too() -> None:
     queue = WaitingRequests(MANY)
     policy = queue.picker.policy
     narrow = replace(policy.spec.flow, in_all=WaitingSettings(max_requests=0))

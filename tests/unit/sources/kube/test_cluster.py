@@ -139,7 +139,7 @@ async def test_endpoints_policy_priorities_and_names_come_from_the_cluster(tmp_p
     assert server.wrote == [], "this process does not write"
 
 
-async def test_a_policy_that_is_refused_is_told_with_its_fault(tmp_path: Path) -> None:
+async def test_a_policy_that_is_refused_is_reported_with_its_fault(tmp_path: Path) -> None:
     server = ApiServer(pods=[], prefixroutingpolicies=[policy("p"), policy("q", rule="nonsense")])
     async with following_cluster(server, tmp_path) as (news, _):
         await wait_until(lambda: news.judged[0] == 1, what="the verdicts")
