@@ -113,24 +113,6 @@ class Bucket:
         return sum(self.by_policy.values(), Counter())
 
 
-class Accounts:
-    def __init__(self) -> None:
-        self._buckets: deque[Bucket] = deque(maxlen=_BUCKETS)
-
-    def bucket(self, *, now: float) -> Bucket:
-        if not self._buckets or now - self._buckets[-1].began_at >= _BUCKET_S:
-            self._buckets.append(Bucket(now))
-        return self._buckets[-1]
-
-    def over(self, window_s: float, *, now: float) -> Bucket:
-        """Return the sums of the buckets that began within the window, as one bucket."""
-        kept = [bucket for bucket in self._buckets if now - bucket.began_at <= window_s]
-        found = Bucket(kept[0].began_at if kept else now)
-        for bucket in kept:
-            found.add(bucket)
-        return found
-
-
 # -- what happened to chunks ---------------------------------------------------------------------------------
 
 _MOST_SEEN: Final = 32_768
@@ -207,7 +189,7 @@ class Misses:
         self._picker = picker
         self._waiting: deque[tuple[Proved, Pick]] = deque()
         self._waiting_steps = 0
-        self.accounts = Accounts()
+        self._buckets: deque[Bucket] = deque(maxlen=_BUCKETS)
         self.seen = Seen()
         self.skipped = 0
         """Requests that were skipped because too many waited, or too long ones."""
@@ -239,11 +221,24 @@ class Misses:
             self._look_at(proved, request)
         return bool(self._waiting)
 
+    def bucket(self, *, now: float) -> Bucket:
+        if not self._buckets or now - self._buckets[-1].began_at >= _BUCKET_S:
+            self._buckets.append(Bucket(now))
+        return self._buckets[-1]
+
+    def over(self, window_s: float, *, now: float) -> Bucket:
+        """Return the sums of the buckets that began within the window, as one bucket."""
+        kept = [bucket for bucket in self._buckets if now - bucket.began_at <= window_s]
+        found = Bucket(kept[0].began_at if kept else now)
+        for bucket in kept:
+            found.add(bucket)
+        return found
+
     # -- one request -----------------------------------------------------------------------------------------
 
     def _look_at(self, proved: Proved, request: Pick) -> None:
         decision, chain, guess = request.decision, request.chain, request.guess
-        bucket = self.accounts.bucket(now=proved.at)
+        bucket = self.bucket(now=proved.at)
         bucket.by_policy[f"{decision.policy} ({decision.rule})"].update(
             requests=1, prompt_tokens=decision.prompt_tokens, matched_tokens=decision.matched_tokens
         )
@@ -310,7 +305,7 @@ class Misses:
     def account(self, window_s: float) -> dict[str, Any]:
         """Return why tokens were missed in the last `window_s` seconds, as JSON values."""
         now = time.monotonic()
-        found = self.accounts.over(window_s, now=now)
+        found = self.over(window_s, now=now)
         total = found.total()
         tokens = {cause: sum(by_server.values()) for cause, by_server in found.missed.items()}
         missed = sum(tokens.values())

@@ -233,7 +233,7 @@ def beliefs(picker: Picker, misses: Misses, *, now: float) -> Iterator[tuple[str
     """Yield everything that is learned, by name."""
     misses.work(steps=10**9)
     for part in (
-        misses.accounts,
+        misses.over(1e12, now=now),
         misses.seen,
         demand_of(picker),
         picker.caches.token_estimate("m"),

@@ -20,7 +20,7 @@ def missed(misses: Misses) -> dict[str, float]:
     """Return the missed tokens by cause, as shares of all prompt tokens."""
     misses.work(steps=10**9)
     check_misses(misses)
-    account = misses.accounts.over(900.0, now=900.0)
+    account = misses.over(900.0, now=900.0)
     total, tokens = account.total(), {c.name: sum(by.values()) for c, by in account.missed.items()}
     whole = sum(tokens.values())
     assert whole == pytest.approx(total["prompt_tokens"] - total["matched_tokens"], rel=0.01), (
@@ -42,7 +42,7 @@ def test_tokens_that_a_full_server_dropped_count_as_evicted() -> None:
         served(picker, text(name, 8192), now=float(n))
     shares = missed(misses)
     assert shares["evicted"] == pytest.approx(0.2, abs=0.03)
-    assert list(misses.accounts.over(900.0, now=9.0).missed[EVICTED]) == ["a"]
+    assert list(misses.over(900.0, now=9.0).missed[EVICTED]) == ["a"]
 
 
 def test_tokens_that_a_server_held_before_its_restart_count_as_restarted() -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import PolicySpec
 from epp.config.settings import Config
-from epp.observe.misses import CAUSES, EVICTED, NEW, TAIL, Accounts, Misses, Seen, SentPrompt
+from epp.observe.misses import CAUSES, EVICTED, NEW, TAIL, Misses, Seen, SentPrompt
 from epp.serve.admin_commands import table
 from tests.invariants.misses import check_seen
 from tests.reference.pages import METRICS
@@ -92,7 +92,7 @@ A, B = EndpointName("a"), EndpointName("b")
 
 def test_all_causes_are_listed_in_order_of_size() -> None:
     misses = Misses(a_picker())
-    bucket = misses.accounts.bucket(now=0.0)
+    bucket = misses.bucket(now=0.0)
     bucket.miss(TAIL, 5)
     bucket.miss(EVICTED, 20, server=A)
     bucket.miss(EVICTED, 30, server=B)
@@ -104,35 +104,33 @@ def test_all_causes_are_listed_in_order_of_size() -> None:
 
 
 def test_only_buckets_that_began_within_the_window_count() -> None:
-    accounts = Accounts()
+    misses = Misses(a_picker())
     for at in (0.0, 9.0, 10.0, 25.0):
-        bucket = accounts.bucket(now=at)
+        bucket = misses.bucket(now=at)
         bucket.by_policy["default"].update(requests=1, prompt_tokens=10, matched_tokens=4)
         bucket.miss(NEW, 6)
-    assert accounts.bucket(now=29.0) is bucket, "a bucket lasts for ten seconds"
-    found = accounts.over(20.0, now=30.0)
+    assert misses.bucket(now=29.0) is bucket, "a bucket lasts for ten seconds"
+    found = misses.over(20.0, now=30.0)
     assert found.total() == {"requests": 2, "prompt_tokens": 20, "matched_tokens": 8}
     assert found.missed[NEW] == {None: 12}
-    assert accounts.over(900.0, now=30.0).total()["requests"] == 4
-    assert accounts.over(900.0, now=30.0).began_at == 0.0
+    assert misses.over(900.0, now=30.0).total()["requests"] == 4
+    assert misses.over(900.0, now=30.0).began_at == 0.0
 
 
 def test_buckets_older_than_fifteen_minutes_are_dropped() -> None:
-    accounts = Accounts()
+    misses = Misses(a_picker())
     for n in range(200):
-        accounts.bucket(now=10.0 * n).by_policy["default"].update(
-            requests=1, prompt_tokens=10, matched_tokens=4
-        )
-    assert accounts.over(1e9, now=2000.0).total()["requests"] == 90
+        misses.bucket(now=10.0 * n).by_policy["default"].update(requests=1)
+    assert misses.over(1e9, now=2000.0).total()["requests"] == 90
 
 
 def test_beyond_the_bound_tokens_count_without_their_server() -> None:
-    accounts = Accounts()
-    bucket = accounts.bucket(now=0.0)
+    misses = Misses(a_picker())
+    bucket = misses.bucket(now=0.0)
     for n in range(2500):
         bucket.miss(EVICTED, 1, server=EndpointName(f"s{n}"))
     bucket.miss(EVICTED, 1, server=EndpointName("s0"))
-    by_server = accounts.over(60.0, now=1.0).missed[EVICTED]
+    by_server = misses.over(60.0, now=1.0).missed[EVICTED]
     assert sum(by_server.values()) == 2501
     assert len(by_server) == 2000 + 1
     assert by_server[EndpointName("s0")] == 2
