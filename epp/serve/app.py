@@ -13,6 +13,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from epp.base.errors import usable
 from epp.base.types import Endpoint
 from epp.config.policy import DEFAULT_POLICY, Policy
@@ -32,7 +34,7 @@ from epp.picker.picker import Picker
 from epp.protocol.http_events import BodyRoom
 from epp.serve import inputs
 from epp.serve.envoy import files
-from epp.serve.state_report import dry_run_of, endpoints_of, sharing_of
+from epp.serve.state_report import dry_run_of, endpoints_of
 from epp.serve.upkeep import Upkeep
 from epp.sources.files.endpoints_file import Listed
 from epp.sources.keep import Sources
@@ -162,7 +164,8 @@ class App:
             policy=lambda: self._picker.policy,
         )
         self._room = BodyRoom(config.streams.max_held_body_bytes)
-        self._listen = inputs.listen(config, worker=self._worker)
+        address = config.listen.addresses(workers=config.workers)[self._worker]
+        self._listen = msgspec.structs.replace(config.listen, address=address)
         self._server = ExtProcServer(
             self._picker,
             listen=self._listen,
@@ -264,14 +267,14 @@ class App:
         now, picker, policy = time.monotonic(), self._picker, self._picker.policy
         name, rule = policy.metadata.name, policy.spec.rule
         return PickerStatus(
-            endpoints=endpoints_of(picker, self._scraper.ages(now), now=now),
+            endpoints=endpoints_of(picker, self._scraper.targets, now=now),
             table_entries=picker.caches.table.entries,
             policy=name,
             rule=rule,
             policy_info={(name, rule): 1},
             without_model_list=len(picker.fleet.served.unlisted),
             goal_s=policy.spec.flow.goal_seconds,
-            sharing=sharing_of(self._sharing) if self._sharing is not None else None,
+            sharing=self._sharing.status if self._sharing is not None else None,
             exact=self._exact.status if self._exact is not None else None,
             draining=self._draining,
             held_body_bytes=self._room.held_bytes,

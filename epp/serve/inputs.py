@@ -12,12 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from epp.base.errors import ConfigError
 from epp.config.policy import DEFAULT_POLICY, Policy, load_policy
 from epp.config.reading import read_file, read_secret
-from epp.config.sections import Listen
 from epp.config.settings import Config
 from epp.config.sharing import SIGNING_KEY
 from epp.observe.telemetry.metrics import Metrics
@@ -151,11 +148,6 @@ BESIDE_HUB: Final = "hash-secret"
 """Name of the file beside the workers' socket. The process that starts the workers writes one secret there
 for all of them.
 """
-
-
-def listen(config: Config, *, worker: int) -> Listen:
-    address = config.listen.addresses(workers=config.workers)[worker]
-    return msgspec.structs.replace(config.listen, address=address)
 
 
 def stream_settings(config: Config, room: BodyRoom, *, traced: bool) -> StreamSettings:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any
 
 from epp.base.types import EndpointName
 from epp.observe.telemetry.picker_state import EndpointStatus
 from epp.picker.picker import Picker
-from epp.sources.scraping.scraper import ScrapeAge
-from epp.sources.sharing.service import SharingService
-from epp.sources.sharing_status import SharingStatus
+from epp.sources.scraping.scraper import ScrapedServer
 
 
 def endpoints_of(
-    picker: Picker, ages: Mapping[EndpointName, ScrapeAge], *, now: float
+    picker: Picker, scraped: Mapping[EndpointName, ScrapedServer], *, now: float
 ) -> tuple[EndpointStatus, ...]:
-    """Return what is known of each endpoint. ages: of the last scrapes."""
+    """Return what is known of each endpoint."""
     ready, sick = picker.fleet.ready(), picker.news.ejected(now=now)
     stale_s = picker.policy.spec.scrape.stale_after_seconds
     found = []
@@ -26,7 +23,8 @@ def endpoints_of(
         name, rate, ejected = endpoint.name, state.tokens_per_s, sick.get(state, "")
         mirror = picker.caches.table.mirrors[name]
         metrics = state.fresh(now=now, stale_after_s=stale_s)
-        age, tokens = ages.get(name), picker.caches.token_estimate(state.model)
+        target, tokens = scraped.get(name), picker.caches.token_estimate(state.model)
+        answered_at = target.answered_at if target else None
         found.append(
             EndpointStatus(
                 name=name,
@@ -56,19 +54,12 @@ def endpoints_of(
                 table_bytes=mirror.used_bytes,
                 table_capacity_bytes=mirror.capacity_bytes,
                 table_evictions=mirror.evicted,
-                scrape_age_s=age.age_s if age else None,
-                scrape_ok=age is not None and age.age_s is not None and not age.error,
-                scrape_error=age.error if age else "",
+                scrape_age_s=max(0.0, now - answered_at) if answered_at is not None else None,
+                scrape_ok=target is not None and answered_at is not None and not target.error,
+                scrape_error=target.error if target else "",
             )
         )
     return tuple(found)
-
-
-def sharing_of(service: SharingService) -> SharingStatus:
-    """Return a copy of the counts. Nothing in it changes later."""
-    found = deepcopy(service.exchange.counts)
-    found.connected, found.peers = service.connected, service.exchange.listener.peers
-    return found
 
 
 def dry_run_of(picker: Picker) -> dict[str, Any] | None:

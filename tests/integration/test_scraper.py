@@ -118,7 +118,7 @@ class WatchedScraper:
         await wait_until(condition, what="the scraper is so far")
 
     def error(self, name: str) -> str:
-        return self.scraper.ages(time.monotonic())[EndpointName(name)].error
+        return self.scraper.targets[EndpointName(name)].error
 
 
 def scraped_endpoint(name: str, address: Address, *, incarnation: str = "") -> Endpoint:
@@ -134,8 +134,8 @@ async def test_pages_are_read_again_and_again_over_one_connection() -> None:
         assert (metrics.running, metrics.waiting) == (2, 1)
         assert server.connections == 1
         assert server.heads[0].startswith("GET /metrics HTTP/1.1\r\n")
-        age = watched.scraper.ages(metrics.scraped_at + 3)[EndpointName("a")]
-        assert (age.age_s, age.error) == (3.0, "")
+        target = watched.scraper.targets[EndpointName("a")]
+        assert (target.answered_at, target.error) == (metrics.scraped_at, "")
 
 
 async def hang_after_head(head: str, reader: Reader, writer: Writer) -> None:
@@ -267,7 +267,7 @@ async def test_an_endpoint_taken_off_the_list_is_not_read_any_more() -> None:
         goal = len(watched.seen["kept"]) + 5
         await watched.until(lambda: len(watched.seen["kept"]) >= goal)
         assert (len(gone.heads), len(watched.seen["gone"])) == (count, reports)
-        assert list(watched.scraper.ages(time.monotonic())) == ["kept"]
+        assert list(watched.scraper.targets) == ["kept"]
 
 
 async def test_a_new_address_under_an_old_name_is_read_and_has_no_age() -> None:
@@ -279,7 +279,7 @@ async def test_a_new_address_under_an_old_name_is_read_and_has_no_age() -> None:
         watched.scraper.set_endpoints([scraped_endpoint("a", first.address)])
         await watched.until(lambda: bool(watched.seen["a"]))
         watched.scraper.set_endpoints([scraped_endpoint("a", second.address)])
-        assert watched.scraper.ages(time.monotonic())[EndpointName("a")].age_s is None
+        assert watched.scraper.targets[EndpointName("a")].answered_at is None
         await watched.until(lambda: bool(second.heads))
 
 

@@ -16,7 +16,7 @@ event loop's thread.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -45,16 +45,8 @@ _AGAIN_PER_S: Final = 50
 """Servers that are asked again in a second although they have never answered. There may be thousands."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScrapeAge:
-    age_s: float | None
-    """None: the endpoint has never answered."""
-    error: str
-    """Why the last scrape brought no numbers. Empty: it brought some."""
-
-
 @dataclass(slots=True, eq=False)
-class _ScrapedServer:
+class ScrapedServer:
     """One endpoint that is scraped."""
 
     endpoint: Endpoint
@@ -62,7 +54,9 @@ class _ScrapedServer:
     own_path: str
     """The path of its page. Empty: the policy says it."""
     answered_at: float | None = None
+    """None: it has never answered."""
     error: str = ""
+    """Why the last scrape brought no numbers. Empty: it brought some."""
     has_numbers: bool = False
     """Whether a page of it has ever been read."""
     idle: bool = False
@@ -84,10 +78,11 @@ class Scraper:
     """Monotonic seconds."""
     keep: Keep
     rng: Random
-    _targets: dict[EndpointName, _ScrapedServer] = field(default_factory=dict, init=False)
+    targets: dict[EndpointName, ScrapedServer] = field(default_factory=dict, init=False)
+    """Others only read it, for metrics and pages."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """Set when the targets are others than those that have tasks."""
-    _silent: set[_ScrapedServer] = field(default_factory=set, init=False)
+    _silent: set[ScrapedServer] = field(default_factory=set, init=False)
     """The targets that have never answered."""
     _turn: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, _IN_A_TURN), init=False)
     """Any number of servers may be new or fail together. A few are connected in each turn of the loop, so
@@ -99,11 +94,11 @@ class Scraper:
 
     async def run(self) -> None:
         """Scrape until cancelled. If one server's page makes its task fail, `keep` starts the task again."""
-        tasks: dict[_ScrapedServer, asyncio.Task[None]] = {}
+        tasks: dict[ScrapedServer, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
                 self._changed.clear()
-                targets = self._targets.values()
+                targets = self.targets.values()
                 for gone in tasks.keys() - targets:
                     tasks.pop(gone).cancel()
                 for target in targets:
@@ -115,24 +110,17 @@ class Scraper:
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Follow a new list. Nothing is reported of removed endpoints; the scrapes of all others continue."""
         self._given_at = min(self._given_at, self.clock())
-        before, self._targets = self._targets, {}
+        before, self.targets = self.targets, {}
         for endpoint in endpoints:
             target = before.get(endpoint.name)
             if target is None or not _same_server(endpoint, target.endpoint):
-                target = _ScrapedServer(endpoint, *_page_of(endpoint))
+                target = ScrapedServer(endpoint, *_page_of(endpoint))
             target.endpoint = endpoint
-            self._targets[endpoint.name] = target
-        self._silent = {target for target in self._targets.values() if target.answered_at is None}
+            self.targets[endpoint.name] = target
+        self._silent = {target for target in self.targets.values() if target.answered_at is None}
         self._changed.set()
 
-    def ages(self, now: float) -> Mapping[EndpointName, ScrapeAge]:
-        """Return the age and last error of every endpoint's scrapes, for metrics and pages."""
-        return {
-            name: ScrapeAge(None if t.answered_at is None else max(0.0, now - t.answered_at), t.error)
-            for name, t in self._targets.items()
-        }
-
-    async def _follow(self, target: _ScrapedServer) -> None:
+    async def _follow(self, target: ScrapedServer) -> None:
         """Scrape one endpoint for ever, by the current settings."""
         started_at, intervals = self.clock(), self.rng.random()
         try:
@@ -152,24 +140,24 @@ class Scraper:
         finally:
             target.client.close()
 
-    async def _wait(self, target: _ScrapedServer, *, since: float, intervals: float) -> None:
+    async def _wait(self, target: ScrapedServer, *, since: float, intervals: float) -> None:
         """Wait until so many intervals have passed. The length of an interval may change meanwhile."""
         while (left_s := since + intervals * self._interval_s(target) - self.clock()) > _EARLY_S:
             # The random part keeps apart the tasks that began to wait together.
             look_s = self.rng.randint(8, 10) * _TICK_S - self.clock() % _TICK_S
             await asyncio.sleep(min(left_s, look_s))
 
-    def _interval_s(self, target: _ScrapedServer) -> float:
+    def _interval_s(self, target: ScrapedServer) -> float:
         settings = self.settings()
         soon_s = min(1.0, settings.stale_after_seconds / 2)  # no page may be stale because the fleet is large
-        busy_s = max(settings.interval_seconds, min(soon_s, len(self._targets) / _PAGES_PER_S))
+        busy_s = max(settings.interval_seconds, min(soon_s, len(self.targets) / _PAGES_PER_S))
         if target.error and target in self._silent:
             return max(busy_s, len(self._silent) / _AGAIN_PER_S)
         if target.idle and not self.in_use(target.endpoint.name):
             return max(busy_s, settings.idle_interval_seconds)
         return busy_s
 
-    async def _scrape(self, target: _ScrapedServer) -> tuple[EndpointMetrics | None, str]:
+    async def _scrape(self, target: ScrapedServer) -> tuple[EndpointMetrics | None, str]:
         """Return the numbers, if the server answered, and why there are none."""
         settings = self.settings()
         try:
@@ -186,9 +174,9 @@ class Scraper:
         except (OSError, ValueError) as error:
             return None, in_words(error)
 
-    def _report(self, target: _ScrapedServer, metrics: EndpointMetrics | None, error: str) -> None:
+    def _report(self, target: ScrapedServer, metrics: EndpointMetrics | None, error: str) -> None:
         name, address = target.endpoint.name, target.endpoint.address
-        if self._targets.get(name) is not target:
+        if self.targets.get(name) is not target:
             return  # it left while it was asked
         if error and not target.error:
             if metrics is not None:

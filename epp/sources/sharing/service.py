@@ -14,7 +14,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Final
@@ -27,6 +27,7 @@ from epp.sources.keep import Keep
 from epp.sources.sharing.batches import Link, LinkError, MalformedBatchError
 from epp.sources.sharing.exchange import Exchange
 from epp.sources.sharing.hub import HubLink
+from epp.sources.sharing_status import SharingStatus
 
 _log = logging.getLogger("epp.sources.sharing")
 _BACKOFF_S: Final = (0.05, 0.2, 0.5, 1.0)
@@ -71,6 +72,10 @@ class SharingService:
     def connected(self) -> bool:
         """Whether neither sending nor reading fails."""
         return self._joined and not self._failures
+
+    @property
+    def status(self) -> SharingStatus:
+        return replace(self.exchange.counts, connected=self.connected, peers=self.exchange.listener.peers)
 
     @property
     def warm(self) -> bool:

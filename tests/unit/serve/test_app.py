@@ -46,6 +46,12 @@ async def test_only_the_first_of_several_workers_writes_the_file_for_envoy(tmp_p
     assert not (tmp_path / "eds.json").exists()
 
 
+async def test_a_worker_listens_at_its_own_address_with_the_common_settings(tmp_path: Path) -> None:
+    shared = Listen(address="unix:/run/p.sock", transport="grpcio")
+    made = App(config_in(tmp_path, workers=2, listen=shared), worker=1)._listen  # noqa: SLF001
+    assert made == Listen(address="unix:/run/p.sock.1", transport="grpcio")
+
+
 async def test_the_error_for_an_unwritable_file_for_envoy_names_its_field(tmp_path: Path) -> None:
     (tmp_path / "eds.json").mkdir()
     with pytest.raises(ConfigError, match=rf"envoy\.edsFile: {tmp_path}/eds\.json: "):

@@ -6,24 +6,13 @@ from typing import Any
 import pytest
 
 from epp.base.errors import ConfigError
-from epp.config.sections import Envoy, Listen
+from epp.config.sections import Envoy
 from epp.config.settings import Config
 from epp.config.sharing import Redis, Sharing
 from epp.picker.prefix_index.secret import derived
 from epp.protocol.http_events import BodyRoom
 from epp.request.parse import API_PATHS
-from epp.serve.inputs import hash_secret, listen, stream_settings, write_beside
-
-
-def config(**fields: Any) -> Config:
-    return Config(endpoints_file="e.yaml", **fields)
-
-
-def test_each_worker_listens_at_its_own_address_with_the_common_settings() -> None:
-    shared = Listen(address="unix:/run/p.sock", transport="grpcio")
-    made = [listen(config(workers=2, listen=shared), worker=n) for n in range(2)]
-    assert [each.address for each in made] == ["unix:/run/p.sock.0", "unix:/run/p.sock.1"]
-    assert {each.transport for each in made} == {"grpcio"}
+from epp.serve.inputs import hash_secret, stream_settings, write_beside
 
 
 @pytest.mark.parametrize(
@@ -40,14 +29,14 @@ def test_each_worker_listens_at_its_own_address_with_the_common_settings() -> No
 def test_the_settings_of_streams_follow_the_gateway(
     fields: dict[str, Any], *, held: bool, destinations: int, asks_s: float, given_s: float
 ) -> None:
-    made = stream_settings(config(**fields), BodyRoom(), traced=False)
+    made = stream_settings(Config(**fields), BodyRoom(), traced=False)
     assert (made.hold_streams, made.caller.max_destinations) == (held, destinations)
     assert (made.longest_delay_s, made.given_delay_s) == (asks_s, given_s)
 
 
 def test_paths_that_are_allowed_are_not_blocked() -> None:
     made = stream_settings(
-        config(blocked_paths=("/metrics", "/version"), allowed_paths=("/version",)), BodyRoom(), traced=False
+        Config(blocked_paths=("/metrics", "/version"), allowed_paths=("/version",)), BodyRoom(), traced=False
     )
     assert made.blocked.refuse("/metrics")
     assert not made.blocked.refuse("/version")

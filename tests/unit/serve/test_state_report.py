@@ -42,14 +42,16 @@ def a_site(*, on: Sequence[Endpoint] = (), spec: PolicySpec = PolicySpec()) -> R
 
 
 def reported(site: ReportedPicker, *, now: float) -> Sequence[EndpointStatus]:
-    return endpoints_of(site.picker, site.scraper.ages(now), now=now)
+    return endpoints_of(site.picker, site.scraper.targets, now=now)
 
 
 def test_fresh_numbers_of_a_server_are_shown_and_stale_ones_are_unknown() -> None:
     site = a_site()
     site.picker.news.observe(EndpointName("a"), PAGE, now=10.0)
+    site.scraper.targets[EndpointName("a")].answered_at = 10.0
     fresh, unread = reported(site, now=11.0)
     assert (fresh.running, fresh.waiting, fresh.kv_usage, fresh.prefix_hits_tokens) == (3, 1, 0.5, 50.0)
+    assert (fresh.scrape_age_s, fresh.scrape_ok, unread.scrape_ok) == (1.0, True, False)
     assert (unread.running, unread.kv_usage, unread.scrape_age_s) == (None, None, None)
     (stale, _) = reported(site, now=100.0)
     assert (stale.running, stale.prefix_queries_tokens) == (None, None)
