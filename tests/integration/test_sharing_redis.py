@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from epp.config.sharing import Redis, RedisTls
+from epp.observe.telemetry.picker_state import PickerStatus
 from epp.observe.telemetry.pool_status import PoolStatus, pools_of
 from epp.picker.prefix_index.secret import HashSecret, derived
 from epp.serve.state_report import endpoints_of
@@ -38,7 +39,7 @@ async def test_pickers_learn_from_each_other_over_one_server(tmp_path: Path, kin
 
 def seen_pool(sharer: Sharer, *, now: float) -> PoolStatus:
     picker = sharer.replica.picker
-    (pool,) = pools_of(endpoints_of(picker, {}, now=now), [], goal_s=picker.policy.spec.flow.goal_seconds)
+    (pool,) = pools_of(PickerStatus(endpoints=endpoints_of(picker, {}, now=now)))
     return pool
 
 

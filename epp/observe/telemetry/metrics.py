@@ -89,7 +89,7 @@ def objects(status: PickerStatus) -> Iterator[tuple[Labels, object]]:
     """Yield every object of the status that has metrics, with the values of its group's labels."""
     exact = status.exact
     yield from (((), each) for each in (status, status.sharing, exact) if each is not None)
-    for pool in pools_of(status.endpoints, status.flow, unserved=status.unserved, goal_s=status.goal_s):
+    for pool in pools_of(status):
         yield (pool.model, pool.pool), pool
     yield from (((endpoint.name,), endpoint) for endpoint in status.endpoints)
     yield from (((flow.model,), flow) for flow in status.flow)

@@ -2,13 +2,12 @@
 Pure.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
 from epp.base.metric import gauge
-from epp.observe.telemetry.picker_state import EndpointStatus
-from epp.picker.flow.accounts import FlowStatus
+from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,31 +44,24 @@ class PoolStatus:
     )
 
 
-def pools_of(
-    endpoints: Iterable[EndpointStatus],
-    flows: Sequence[FlowStatus],
-    *,
-    unserved: Iterable[str] = (),
-    goal_s: float,
-) -> list[PoolStatus]:
+def pools_of(status: PickerStatus) -> list[PoolStatus]:
     """Return the pools of each base model. A pool without a ready server whose rate is known is left out,
-    because its capacity is unknown. unserved: models for which requests wait without a server; they need one
-    at once.
+    because its capacity is unknown. A model for which requests wait without a server needs one at once.
     """
     places: dict[tuple[str, str], list[EndpointStatus]] = {}
     rates: dict[str, float] = {}
-    for endpoint in endpoints:
+    for endpoint in status.endpoints:
         if endpoint.ready and endpoint.prefill_tokens_per_s:
             places.setdefault((endpoint.model, endpoint.pool), []).append(endpoint)
             rates[endpoint.model] = rates.get(endpoint.model, 0.0) + endpoint.prefill_tokens_per_s
     # Waiting requests may go to any pool of their model. So each pool gets a share of them by its rate.
-    waiting = {flow.model: sum(flow.tokens.values()) for flow in flows}
+    waiting = {flow.model: sum(flow.tokens.values()) for flow in status.flow}
     return [
-        _pool(model, pool, servers, waiting.get(model, 0) / rates[model], goal_s)
+        _pool(model, pool, servers, waiting.get(model, 0) / rates[model], status.goal_s)
         for (model, pool), servers in places.items()
     ] + [
         PoolStatus(model=m, pool="", servers=0, busy=0.0, waiting_s={}, saturation=1.0)
-        for m in unserved
+        for m in status.unserved
         if m not in rates
     ]
 

@@ -1,10 +1,12 @@
 """The numbers that an autoscaler follows, over all servers of a base model."""
 
+from typing import Any
+
 import pytest
 
 from epp.base.types import EndpointName
-from epp.observe.telemetry.picker_state import EndpointStatus
-from epp.observe.telemetry.pool_status import pools_of
+from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
+from epp.observe.telemetry.pool_status import PoolStatus, pools_of
 from epp.picker.flow.accounts import FlowStatus
 from tests.unit.observe.telemetry.records import HERE
 
@@ -39,8 +41,12 @@ def flow_status(tokens: int, *, model: str = "m") -> FlowStatus:
     return FlowStatus(model=model, oldest_s=0.0, requests={0: 1}, tokens={0: tokens})
 
 
+def pools(*servers: EndpointStatus, **of_picker: Any) -> list[PoolStatus]:
+    return pools_of(PickerStatus(endpoints=servers, **of_picker))
+
+
 def test_undone_work_counts_in_seconds_of_all_servers_together() -> None:
-    (pool,) = pools_of([server("a", backlog=3000), server("b", rate=2000)], [flow_status(600)], goal_s=2.0)
+    (pool,) = pools(server("a", backlog=3000), server("b", rate=2000), flow=[flow_status(600)], goal_s=2.0)
     assert (pool.servers, pool.waiting_s) == (2, {"servers": 1.0, "queue": 0.2})
     assert pool.saturation == pytest.approx(0.6)
 
@@ -67,27 +73,24 @@ def test_undone_work_counts_in_seconds_of_all_servers_together() -> None:
 def test_the_saturation_is_the_largest_of_three_shares(
     servers: list[EndpointStatus], busy: float, saturation: float
 ) -> None:
-    (pool,) = pools_of(servers, [], goal_s=2.0)
+    (pool,) = pools(*servers, goal_s=2.0)
     assert pool.busy == busy
     assert pool.saturation == pytest.approx(saturation)
 
 
 def test_servers_that_take_no_requests_are_not_counted() -> None:
     servers = [server("a", backlog=500), server("gone", ready=False), server("x", model="other", backlog=100)]
-    pools = {pool.model: pool for pool in pools_of(servers, [flow_status(100, model="other")], goal_s=1.0)}
-    assert {model: (pool.servers, pool.saturation) for model, pool in pools.items()} == {
-        "m": (1, 0.5),
-        "other": (1, 0.2),
-    }
+    found = pools(*servers, flow=[flow_status(100, model="other")], goal_s=1.0)
+    assert {p.model: (p.servers, p.saturation) for p in found} == {"m": (1, 0.5), "other": (1, 0.2)}
 
 
 def test_a_model_without_a_server_has_no_pool() -> None:
-    assert pools_of([server("gone", ready=False)], [flow_status(100)], goal_s=1.0) == []
+    assert pools(server("gone", ready=False), flow=[flow_status(100)], goal_s=1.0) == []
 
 
 def test_a_model_whose_requests_wait_for_a_server_is_saturated() -> None:
-    pools = pools_of([server("a")], [], unserved=["m", "other"], goal_s=1.0)
-    assert {p.model: (p.servers, p.saturation) for p in pools} == {"m": (1, 0.0), "other": (0, 1.0)}
+    found = pools(server("a"), unserved=["m", "other"], goal_s=1.0)
+    assert {p.model: (p.servers, p.saturation) for p in found} == {"m": (1, 0.0), "other": (0, 1.0)}
 
 
 def test_two_pools_of_one_model_share_the_waiting_requests() -> None:
@@ -96,8 +99,8 @@ def test_two_pools_of_one_model_share_the_waiting_requests() -> None:
         server("b", pool="new", rate=3000),
         server("x", model="n"),
     ]
-    pools = pools_of(servers, [flow_status(800)], goal_s=1.0)
-    assert [(p.model, p.pool, p.servers, *p.waiting_s.values()) for p in pools] == [
+    found = pools(*servers, flow=[flow_status(800)], goal_s=1.0)
+    assert [(p.model, p.pool, p.servers, *p.waiting_s.values()) for p in found] == [
         ("m", "old", 1, 0.5, 0.2),
         ("m", "new", 1, 0.0, 0.2),
         ("n", "", 1, 0.0, 0.0),
