@@ -85,4 +85,4 @@ class Shared:
             _, _, speaker, batch = heapq.heappop(self._under_way)
             for exchange in self._exchanges:
                 if exchange is not speaker:
-                    exchange.receive(batch, now=now, age_s=self._delay_s)
+                    list(exchange.listener.apply(batch, now=now, age_s=self._delay_s))

@@ -45,7 +45,7 @@ class PeerBatches:
 
     async def feed(self, data: bytes) -> bool:
         try:
-            self._replica.exchange.receive(data, now=next(self._now))
+            list(self._replica.exchange.listener.apply(data, now=next(self._now)))
         except MalformedBatchError:
             return False
         return True

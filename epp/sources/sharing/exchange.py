@@ -1,4 +1,4 @@
-"""One picker's side of sharing: makes the batches to send, and applies received batches. Pure.
+"""One picker's side of sharing: makes the batches to send. Its `listener` applies received batches. Pure.
 
 Events enter a bounded queue as they happen, and are cut into batches. Nothing waits here. When the link is
 slow or away, the queue grows to its limit. From then on the oldest events are dropped and counted. The next
@@ -64,11 +64,6 @@ class Exchange:
         keys of a channel on one node.
         """
         return f"prefix-gateway:{{{pool}:{batches.FORMAT}:{self.picker.caches.roots.fingerprint}}}"
-
-    def receive(self, data: bytes, *, now: float, age_s: float = 0.0) -> None:
-        """Apply a batch from the channel at once, of any picker. Raises MalformedBatchError."""
-        for _ in self.listener.apply(data, now=now, age_s=age_s):
-            pass
 
     def next_batch(self, *, now: float) -> bytes | None:
         """Return the next batch, with as many events as fit. Without events it is a sign of life. None: there

@@ -30,7 +30,7 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.driver_info import DriverInfo
 
-from epp.config.sharing import Redis, RedisTarget
+from epp.config.sharing import Redis, RedisTarget, RedisTls
 from epp.sources.sharing.batches import LinkError, Received
 
 _log = logging.getLogger(__name__)
@@ -291,7 +291,7 @@ def _connect(settings: Redis, *, first: int) -> list[Any]:
         "driver_info": _DRIVER,
         "credential_provider": _credentials(settings.username, settings.password_file),
     }
-    tls = _tls(settings)
+    tls = _tls(settings.tls) if target.tls else {}
     if target.kind == "single":
         host, port = hosts[0]
         return [_bounded(aredis.Redis(host=host, port=port, db=target.database, **options, **tls))]
@@ -321,10 +321,7 @@ def _credentials(username: str, password_file: str) -> CredentialProvider | None
     return _PasswordFile(username=username, password_file=password_file) if password_file else None
 
 
-def _tls(settings: Redis) -> dict[str, Any]:
-    if not RedisTarget.parse(settings.url).tls:
-        return {}
-    tls = settings.tls
+def _tls(tls: RedisTls) -> dict[str, Any]:
     return {
         "ssl": True,
         "ssl_ca_certs": tls.ca_file or None,

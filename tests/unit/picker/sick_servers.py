@@ -223,7 +223,7 @@ class _Run:
         for one in self._exchanges:
             if (batch := one.next_batch(now=now)) is not None:
                 for other in self._exchanges:
-                    other.receive(batch, now=now)
+                    list(other.listener.apply(batch, now=now))
         self._at(now + 0.02, self._share)
 
     def _arrive(self, now: float) -> None:

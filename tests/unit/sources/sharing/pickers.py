@@ -64,7 +64,7 @@ class Replica:
 
     def receive(self, batches: Sequence[bytes], *, now: float, age_s: float = 0.0) -> None:
         for batch in batches:
-            self.exchange.receive(batch, now=now, age_s=age_s)
+            list(self.exchange.listener.apply(batch, now=now, age_s=age_s))
         self.check()
 
     def matched(self, prompt: bytes, *, now: float) -> dict[EndpointName, int]:

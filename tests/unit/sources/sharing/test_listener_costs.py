@@ -33,7 +33,7 @@ def test_a_batch_that_is_applied_only_partly_leaves_no_bookings(how: str) -> Non
         assert hasattr(hearing, "close")
         hearing.close()
         assert replica.in_flight_of_peers() == {"a": 1}, "the next batch releases it, in steps"
-        replica.exchange.receive(batches.encode(batches.Batch(b"other", 2, 0, [])), now=1.2)
+        replica.receive([batches.encode(batches.Batch(b"other", 2, 0, []))], now=1.2)
     else:
         replica.exchange.listener.forget_all(now=1.2)
         with contextlib.suppress(StopIteration):
@@ -60,9 +60,8 @@ def test_longer_chains_are_known_by_their_beginning() -> None:
     replica = Replica(1)
     state = next(iter(replica.picker.fleet.states()))
     chain = pack_hashes(range(1, 3 * batches.MOST_CHUNKS))
-    replica.exchange.receive(peer_batch([batches.HeldChain(0, "a", identity_of(state), chain)]), now=1.0)
+    replica.receive([peer_batch([batches.HeldChain(0, "a", identity_of(state), chain)])], now=1.0)
     assert replica.picker.caches.table.mirrors[state.endpoint.name].entries == batches.MOST_CHUNKS
-    replica.check()
 
 
 @pytest.mark.parametrize("what", ["events", "bytes"])
@@ -71,5 +70,5 @@ def test_a_batch_over_a_bound_is_refused_before_any_event_is_made(what: str) -> 
     one = began(replica, 1, b"" if what == "events" else LONG)
     number = batches.MOST_EVENTS + 1 if what == "events" else batches.MOST_BATCH_BYTES // len(LONG) + 1
     with pytest.raises(batches.MalformedBatchError):
-        replica.exchange.receive(peer_batch([one] * number), now=1.0)
+        replica.receive([peer_batch([one] * number)], now=1.0)
     assert replica.exchange.listener.peers == 0

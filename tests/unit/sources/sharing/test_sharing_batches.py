@@ -76,7 +76,7 @@ def test_an_end_says_whether_the_prompt_is_in_the_cache() -> None:
 def test_bytes_that_are_not_a_batch_are_one_typed_error(data: bytes) -> None:
     one, _ = two()
     with pytest.raises(MalformedBatchError, match="not a batch"):
-        one.exchange.receive(data, now=1.0)
+        list(one.exchange.listener.apply(data, now=1.0))
     one.check()
 
 

@@ -150,7 +150,7 @@ def test_a_batch_that_is_malformed_in_its_middle_counts_as_missing() -> None:
     cut = msgspec.structs.replace(began, chain=began.chain[:-1])
     damaged = msgspec.structs.replace(batch, events=[cut, *batch.events[1:]])
     with pytest.raises(MalformedBatchError, match="not a list of hashes"):
-        other.exchange.receive(encode(damaged), now=11.0)
+        list(other.exchange.listener.apply(encode(damaged), now=11.0))
     other.receive(one.send(now=12.0), now=12.0)
     assert other.exchange.counts.gaps == 1
     assert other.in_flight_of_peers() == {}, "the ends of two requests were in the rest of it"
