@@ -135,11 +135,11 @@ def to_do(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def usable(what: str, *, advice: str = "") -> Iterator[None]:
-    """Raise ConfigError for an OSError of the block. It names `what`, the reason, and the advice or what else
-    a person does about it.
+def usable(what: str = "", *, advice: str = "") -> Iterator[None]:
+    """Raise ConfigError for an OSError of the block. It names `what` or else the file, the reason, and the
+    advice or what else a person does about it.
     """
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{what}: {error.strerror}; {advice or to_do(error)}") from error
+        raise ConfigError(f"{what or error.filename}: {error.strerror}; {advice or to_do(error)}") from error

@@ -86,6 +86,10 @@ def _endpoint(entry: _Entry, *, field: str) -> Endpoint:
         raise ConfigError(
             f"{field}.kv_replay: needs kv_events; add kv_events, or leave both to the configuration"
         )
+    if entry.behind and entry.rank is None:
+        raise ConfigError(
+            f"{field}.behind: is the address for the requests of a rank; add rank, or leave behind out"
+        )
     return Endpoint(
         name=EndpointName(entry.name),
         address=_address(entry, field=field),
@@ -96,7 +100,7 @@ def _endpoint(entry: _Entry, *, field: str) -> Endpoint:
         metrics=entry.metrics,
         role=ROLES[entry.role],
         rank=entry.rank,
-        behind=_behind(entry, field=field),
+        behind=_parsed(entry.behind, field=f"{field}.behind") if entry.behind else None,
     )
 
 
@@ -113,16 +117,6 @@ def _address(entry: _Entry, *, field: str) -> Address:
         bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
         text = f"[{text}]:{entry.port}" if bare_ipv6 else f"{text}:{entry.port}"
     return _parsed(text, field=f"{field}.address")
-
-
-def _behind(entry: _Entry, *, field: str) -> Address | None:
-    if not entry.behind:
-        return None
-    if entry.rank is None:
-        raise ConfigError(
-            f"{field}.behind: is the address for the requests of a rank; add rank, or leave behind out"
-        )
-    return _parsed(entry.behind, field=f"{field}.behind")
 
 
 def _parsed(text: str, *, field: str) -> Address:

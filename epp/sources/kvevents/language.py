@@ -19,7 +19,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Encoding, Tokenizer
 
-from epp.base.errors import ConfigError, to_do
+from epp.base.errors import ConfigError, usable
 from epp.request.jsontext import check_cost
 from epp.sources.kvevents.mapping import Tokens, UnmappedError
 
@@ -39,11 +39,10 @@ class FolderLanguage:
     ) -> None:
         """Raises ConfigError if something in the folder is missing or cannot be read."""
         try:
-            vocabulary = (folder / "tokenizer.json").read_text()
-            config = _read_json(folder / "tokenizer_config.json")
-            text = template.read_text() if template is not None else _template(folder, config)
-        except OSError as error:
-            raise ConfigError(f"{error.filename}: {error.strerror}; {to_do(error)}") from error
+            with usable():
+                vocabulary = (folder / "tokenizer.json").read_text()
+                config = _read_json(folder / "tokenizer_config.json")
+                text = template.read_text() if template is not None else _template(folder, config)
         except ValueError as error:
             raise ConfigError(f"{folder}: {error}") from error
         try:

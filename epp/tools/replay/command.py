@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from epp.base.errors import ConfigError, to_do
+from epp.base.errors import ConfigError, usable
 from epp.config.policy import DEFAULT_POLICY, Policy, RuleName, load_policy
 from epp.tools.replay.reading import read
 from epp.tools.replay.simulate import Figures, Trace, run
@@ -43,7 +43,7 @@ def replay(
 ) -> None:
     """Print what each policy would have done. A ConfigError names the file or option that cannot be used."""
     began = time.monotonic()
-    try:
+    with usable():
         trace = read(recordings).changed(load=load, servers=servers)
         candidates = _candidates(trace, policies, rules)
         print(_about(trace, load=load), flush=True)
@@ -55,8 +55,6 @@ def replay(
         if json_file is not None:
             json_file.write_bytes(msgspec.json.format(msgspec.json.encode(columns), indent=2) + b"\n")
         print(f"{time.monotonic() - began:.1f} s", flush=True)
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}; {to_do(error)}") from error
 
 
 def _run_all(trace: Trace, candidates: Mapping[str, Policy]) -> dict[str, Figures]:
