@@ -50,22 +50,19 @@ class Upkeep:
         self._ejected = ejected
 
     async def watch_lag(self) -> None:
-        """Measure how late the event loop runs its timers."""
+        """Measure how late the event loop runs its timers. Log one line when the overload begins, and one
+        when it ends.
+        """
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + _LAG_LOOK_S
             await asyncio.sleep(_LAG_LOOK_S)
             self._metrics.process.loop_lag.observe(max(0.0, loop.time() - due))
-            self._log_overload(self._overload())
-
-    def _log_overload(self, share: float) -> None:
-        """Log one line when the overload begins, and one when it ends."""
-        if (share > 0) != self._overloaded:
-            self._overloaded = share > 0
-            if self._overloaded:
+            before, self._overloaded = self._overloaded, self._overload() > 0
+            if self._overloaded and not before:
                 _log.warning(
                     "the picker is overloaded and routes a share of the requests by load without reading "
                     "them; add CPU or workers"
                 )
-            else:
+            elif before and not self._overloaded:
                 _log.info("the picker is no longer overloaded and reads every request again")
