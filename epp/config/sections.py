@@ -260,12 +260,6 @@ class Envoy(Strict, frozen=True):
     """Write a line for each request to standard output, as JSON."""
     tracing: EnvoyTracing | None = None
 
-    @property
-    def own_max_message_timeout_s(self) -> float:
-        """Return how much time the bootstrap of `epp envoy-config` allows the picker to ask for."""
-        asked_s = self.max_message_timeout_seconds
-        return 60.0 if asked_s is None else asked_s
-
     def faults(self) -> Iterator[str]:
         """Yield what the types cannot check. Each text begins with the field at fault."""
         if self.tracing is not None and not 0 < self.tracing.address[1] < 65536:

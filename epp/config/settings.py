@@ -175,9 +175,10 @@ class Config(Strict, frozen=True):
         """Return how much time the picker may ask its gateway for while a request with a buffered body waits.
         0 means that the picker does not ask.
         """
-        if self.caller.timeouts == "extendable":
-            return self.envoy.own_max_message_timeout_s
-        return self.envoy.max_message_timeout_seconds or 0.0
+        asked_s = self.envoy.max_message_timeout_seconds
+        if asked_s is None:
+            return 60.0 if self.caller.timeouts == "extendable" else 0.0
+        return asked_s
 
     @property
     def gives_s(self) -> float:

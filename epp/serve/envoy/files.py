@@ -232,7 +232,7 @@ def _values(config: Config) -> dict[str, Any]:
         "header_timeout": _seconds(envoy.header_timeout_seconds),
         "listen": _address(envoy.listen),
         "max_heap_bytes": envoy.max_heap_bytes or 2**62,  # no memory has this size
-        "max_message_timeout": _seconds(envoy.own_max_message_timeout_s),
+        "max_message_timeout": _seconds(config.asks_for_s),
         "message_timeout": _seconds(envoy.message_timeout_seconds),
         "request_timeout": _seconds(envoy.request_timeout_seconds),
         "require_client_certificate": secrets["client-trust"] is not None or None,
