@@ -234,11 +234,6 @@ class InferenceRequest(Struct, frozen=True, gc=False):
     """Whether fields of the body change how the server renders the prompt (template arguments and the like).
     Only exact mode asks: it does not follow such a prompt."""
 
-    @property
-    def held_bytes(self) -> int:
-        """The memory that the request takes while the picker keeps it."""
-        return len(self.prompt)
-
 
 class PromptSize(Struct, frozen=True, gc=False):
     """The properties of a prompt that predict its tokens."""

@@ -217,7 +217,7 @@ def offer(
         question,
         head.claim,
         functools.partial(on_decided, asked, after),
-        size_bytes=question.inference.held_bytes + (question.body_bytes if keeps_body else 0),
+        size_bytes=len(question.inference.prompt) + (question.body_bytes if keeps_body else 0),
         longest_s=WAIT_SHARE * longest_s,
         now=now,
     )

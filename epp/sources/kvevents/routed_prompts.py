@@ -49,7 +49,7 @@ class RoutedPrompts:
     def on_event(self, event: PickerEvent) -> None:
         match event:
             case Began(request=request, question=question) if request.chain:
-                size = question.inference.held_bytes
+                size = len(question.inference.prompt)
                 if self.held_bytes + size > self._max_bytes:
                     self.dropped += 1
                 else:
@@ -79,7 +79,7 @@ class RoutedPrompts:
             )
             self._queue.append(routed)
             return
-        self._kept_bytes -= inference.held_bytes
+        self._kept_bytes -= len(inference.prompt)
         self.dropped += answered
 
     def take(self) -> RoutedPrompt | None:
@@ -87,7 +87,7 @@ class RoutedPrompts:
         if not self._queue:
             return None
         routed = self._queue.popleft()
-        self._taken_bytes += routed.inference.held_bytes
+        self._taken_bytes += len(routed.inference.prompt)
         return routed
 
     @property
