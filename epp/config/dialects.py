@@ -1,7 +1,7 @@
 """Describes each gateway to the picker: one profile for each name of `dialect`.
 
-Pure. `settings` holds the name. The composition root and `epp check` ask for the profile. docs/protocol.md
-has the same table for people.
+Pure. `settings` holds the name, and `Config.caller` is the profile. docs/protocol.md has the same table for
+people.
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
 """Checks whether a configuration can run on this machine: certificates can be used, and folders can be
-written.
+written. Finds settings that contradict each other, too.
 
 The checks leave nothing behind. `epp serve` needs none: it fails where a file of its own is missing. Envoy's
 certificates may lie on another machine, so `epp check` prints a remark and no error if they are not found.

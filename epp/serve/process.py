@@ -1,5 +1,5 @@
 """Sets up the picker's processes: the interpreter and the allocator of one that reads large prompts and keeps
-a large table, and several workers on one machine. `cli` calls this module.
+a large table, and several workers on one machine. `cli` and `up` call this module.
 
 Each worker is a complete picker with a socket of its own. Envoy spreads streams over the sockets, and its
 health check leaves out a dead worker within a second or two. The `Supervisor` starts the workers, forwards

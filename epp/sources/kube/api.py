@@ -4,7 +4,7 @@ The `kubernetes` package (an extra) provides the access: service account or kube
 In a pod it reads renewed tokens by itself. The tokens of a kubeconfig, from a file or a command, are fetched
 again when the server refuses the old ones. The models of the package are not used: other modules decode the
 objects directly into the few fields that are needed. The package is imported only when a cluster is
-configured, since it costs 20 MB and a third of a second. Called by `cluster`; `require` by `app` at start.
+configured, since it costs 20 MB and a third of a second. Called by `cluster`; `require` by `inputs` at start.
 """
 
 from __future__ import annotations

@@ -153,14 +153,15 @@ class Listener:
                 self._began(peer, event, state, at=at, now=now, books=current)
             case batches.HeldChain():
                 self._hold(state, _chain(event.chain), at=at, now=now)
-            case batches.SharedTrouble(what="restarted"):
-                self._restarted(state, at=at)
+            case batches.SharedTrouble(what="restarted") if at > state.cold_at + _SAME_RESTART_S:
+                state.restarted(at=at)
+                clear_endpoint(self._picker.caches.table, state.endpoint.name)
             case batches.SharedMade():
                 self._picker.kept_state.remember(event.id_hash, state.endpoint, at=at)
             case batches.SharedTrouble(what="hangs") if current and not failures.refuted(state, now=now):
                 failures.convict(state, now=now)
             case batches.SharedTrouble(what="cut") if current:
-                self._picker.fleet.failures.failed(state, Form.CUTS, now=now)
+                failures.failed(state, Form.CUTS, now=now)
 
     def _server(self, name: str, process: int) -> EndpointState | None:
         """Return the endpoint of an event. None: this picker does not know this process; this is counted."""
@@ -241,12 +242,6 @@ class Listener:
                 request.guess.state.release(request.guess.booking, computed=False, peers_at=now, now=now)
             self._picker.guesses.drop(request.guess)
         return bool(peer.open)
-
-    def _restarted(self, state: EndpointState, *, at: float) -> None:
-        """Forget the cache of an endpoint, since another picker saw its counters go back."""
-        if at > state.cold_at + _SAME_RESTART_S:
-            state.restarted(at=at)
-            clear_endpoint(self._picker.caches.table, state.endpoint.name)
 
 
 def _chain(packed: bytes) -> list[ChunkHash]:
