@@ -344,7 +344,7 @@ class App:
         on a full disk: the source of the list tries again.
         """
         if self._eds_file is not None:
-            files.write_endpoints(self._eds_file, endpoints)
+            files.write_if_changed(self._eds_file, files.render_endpoints(endpoints))
         self._picker.starting = starting
         self._picker.news.set_endpoints(endpoints, pools=pools, now=time.monotonic())
         self._scraper.set_endpoints(endpoints)

@@ -10,7 +10,6 @@ from typing import Any, Final
 import msgspec
 
 from epp.config.settings import Config
-from epp.serve.envoy import files
 from tests.dialects.scripted import AgentGateway, NginxGatewayFabric, running_scripted
 from tests.dialects.shapes import Shape
 from tests.harness.backend import Backend, running_backend
@@ -18,9 +17,9 @@ from tests.harness.client import Client, http_client
 from tests.harness.envoy import bootstrap_document, running_envoy
 from tests.harness.gateway import (
     PickerProcess,
-    as_endpoints,
     config_in,
     running_picker,
+    write_eds,
     write_endpoints,
     write_policy,
 )
@@ -165,7 +164,7 @@ async def _gateway(
         return
     # The gateway knows the servers without the picker, as it would from its control plane.
     file = directory / "eds.json"
-    files.write_endpoints(file, as_endpoints([b.address for b in backends]))
+    write_eds(file, [b.address for b in backends])
     envoy = msgspec.structs.replace(config.envoy, eds_file=str(file), max_heap_bytes=0)
     as_own = msgspec.structs.replace(config, dialect="auto", envoy=envoy)
     document = bootstrap_document(as_own)

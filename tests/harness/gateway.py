@@ -314,12 +314,14 @@ class EnvoyBench:
     async def set_endpoints(self, addresses: Iterable[Address]) -> None:
         """Write the file that Envoy watches, and wait until Envoy has exactly these endpoints."""
         listed = list(addresses)
-        files.write_endpoints(Path(self.config.envoy.eds_file), as_endpoints(listed))
+        write_eds(self.config.envoy.eds_file, listed)
         await self.envoy.wait_endpoints({str(address) for address in listed})
 
 
-def as_endpoints(addresses: Iterable[Address]) -> list[Endpoint]:
-    return [Endpoint(name=EndpointName(str(address)), address=address) for address in addresses]
+def write_eds(path: str | Path, addresses: Iterable[Address]) -> None:
+    """Write the file from which Envoy reads the endpoints."""
+    endpoints = [Endpoint(name=EndpointName(str(address)), address=address) for address in addresses]
+    files.write_if_changed(Path(path), files.render_endpoints(endpoints))
 
 
 @asynccontextmanager
@@ -345,9 +347,7 @@ async def running_bootstrap(
             await stack.enter_async_context(running_fake_picker(address))
             for address in config.listen.addresses(workers=workers)
         ]
-        files.write_endpoints(
-            Path(config.envoy.eds_file), as_endpoints([*(b.address for b in listed), *extra])
-        )
+        write_eds(config.envoy.eds_file, [*(b.address for b in listed), *extra])
         envoy = await stack.enter_async_context(running_envoy(config, directory=directory, document=document))
         client = await stack.enter_async_context(http_client(envoy.url))
         yield EnvoyBench(config, listed, pickers, envoy, client)

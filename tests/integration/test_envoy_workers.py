@@ -13,7 +13,7 @@ from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY, write_tls
 from tests.harness.client import http_client
 from tests.harness.envoy import PICKER, running_envoy
 from tests.harness.fake_picker import running_fake_picker
-from tests.harness.gateway import EnvoyBench, as_endpoints, config_in, running_bootstrap
+from tests.harness.gateway import EnvoyBench, config_in, running_bootstrap, write_eds
 from tests.harness.ports import free_port
 
 pytestmark = pytest.mark.envoy
@@ -78,7 +78,7 @@ async def test_envoy_asks_the_picker_over_tls_and_no_plain_picker_at_its_address
         running_backend("s0") as backend,
         running_fake_picker(address, credentials=credentials) as picker,
     ):
-        files.write_endpoints(Path(config.envoy.eds_file), as_endpoints([backend.address]))
+        write_eds(config.envoy.eds_file, [backend.address])
         files.write_first(config)
         async with running_envoy(config, directory=tmp_path) as envoy, http_client(envoy.url) as client:
             assert envoy.url.startswith("https:")

@@ -22,10 +22,9 @@ from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import PolicySpec, Sampling
 from epp.picker.picker import Picker
 from epp.protocol.settings import StreamSettings
-from epp.serve.envoy import files
 from epp.transport.server import ExtProcServer
 from tests.harness.envoy import bootstrap_document, running_envoy
-from tests.harness.gateway import as_endpoints, config_in
+from tests.harness.gateway import config_in, write_eds
 from tests.harness.listening import WebServer
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
@@ -120,9 +119,7 @@ async def running_gateways(
         listen={"address": f"127.0.0.1:{picker_port}"},
         envoy={"failOpen": False, "maxBodyBytes": BUFFER_LIMIT_BYTES},
     )
-    files.write_endpoints(
-        Path(config.envoy.eds_file), as_endpoints([Address("127.0.0.1", port) for port in upstreams])
-    )
+    write_eds(config.envoy.eds_file, [Address("127.0.0.1", port) for port in upstreams])
     document = bootstrap_document(config)
     [listener] = document["static_resources"]["listeners"]
     ports = {mode: free_port() for mode in modes}

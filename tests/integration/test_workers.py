@@ -8,11 +8,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from epp.base.types import Address, Endpoint, EndpointName
+from epp.base.types import Address
 from epp.config.settings import Config
-from epp.serve.envoy import files
 from epp.transport.accepting import Acceptor
-from tests.harness.gateway import config_in, running_picker, starting_picker, write_endpoints
+from tests.harness.gateway import config_in, running_picker, starting_picker, write_eds, write_endpoints
 from tests.harness.kubeconfig import write_kubeconfig
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
@@ -86,7 +85,7 @@ async def test_the_picker_waits_and_envoy_keeps_its_endpoints(tmp_path: Path, kn
     )
     eds_file = Path(config.envoy.eds_file)
     if known:
-        files.write_endpoints(eds_file, [Endpoint(EndpointName("a"), Address("10.0.0.1", 8000))])
+        write_eds(eds_file, [Address("10.0.0.1", 8000)])
     before = eds_file.read_bytes() if known else b""
     async with starting_picker(config, directory=tmp_path) as picker:
 

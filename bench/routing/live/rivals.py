@@ -36,13 +36,12 @@ from bench.routing.workloads import (
     one_client,
 )
 from bench.tables import Cell, markdown
-from epp.serve.envoy import files
 from model_server.sim.fleet import Workload
 from model_server.sim.prompts import Segment
 from model_server.sim.request import SimRequest
 from tests.group_env import RIVALS
 from tests.harness.envoy import bootstrap_document, connection_manager, running_envoy
-from tests.harness.gateway import as_endpoints, config_in, running_picker, write_endpoints
+from tests.harness.gateway import config_in, running_picker, write_eds, write_endpoints
 from tests.harness.model_servers import MODEL, ModelServer, running_model_servers
 from tests.harness.ports import free_ports
 from tests.harness.processes import managed_process, wait_until
@@ -78,7 +77,7 @@ async def _round_robin(directory: Path, servers: Sequence[ModelServer]) -> Async
     document = bootstrap_document(config)
     del connection_manager(document)["http_filters"][0]
     addresses = [server.address for server in servers]
-    files.write_endpoints(Path(config.envoy.eds_file), as_endpoints(addresses))
+    write_eds(config.envoy.eds_file, addresses)
     running = running_envoy(config, directory=directory, document=document, wait_healthy_pickers=0)
     async with running as envoy:
         await envoy.wait_endpoints(set(map(str, addresses)))

@@ -73,11 +73,6 @@ def write_if_changed(path: Path, text: bytes) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def write_endpoints(path: Path, endpoints: Iterable[Endpoint]) -> None:
-    """Make the file contain `endpoints`. Raises OSError. Only one process may write the file."""
-    write_if_changed(path, render_endpoints(endpoints))
-
-
 def render_endpoints(endpoints: Iterable[Endpoint]) -> bytes:
     """Return a discovery response in JSON, with each address once. Equal endpoints give equal bytes. It has
     only endpoints that may be destinations.
@@ -119,7 +114,7 @@ def write_first(config: Config) -> None:
             text = json.dumps({"resources": [resource]}, indent=1)
             write_if_changed(Path(secret_path(config, name)), text.encode() + b"\n")
     if not (endpoints := Path(config.envoy.eds_file)).exists():
-        write_endpoints(endpoints, ())
+        write_if_changed(endpoints, render_endpoints(()))
 
 
 def directory_of(path: str) -> Message:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from epp.base.types import Address, Endpoint, EndpointName, Role
 from epp.config.sections import Listen, Tls
 from epp.serve.envoy import files
-from epp.serve.envoy.files import render_endpoints, write_endpoints, write_if_changed
+from epp.serve.envoy.files import render_endpoints, write_if_changed
 from tests.harness.steps import steps
 from tests.unit.serve.envoy.configs import a_config
 
@@ -75,12 +75,12 @@ def test_the_version_follows_the_content(tmp_path: Path) -> None:
     path = tmp_path / "run" / "eds.json"
     versions = []
     for ports in ((), (1,), (1, 2), (1,)):
-        write_endpoints(path, [endpoint_at(f"10.0.0.1:{port}") for port in ports])
+        write_if_changed(path, render_endpoints([endpoint_at(f"10.0.0.1:{port}") for port in ports]))
         versions.append(json.loads(path.read_bytes())["version_info"])
     assert len(set(versions)) == 3
     assert versions[1] == versions[3]
     path.write_text("not json")
-    write_endpoints(path, [])
+    write_if_changed(path, render_endpoints([]))
     assert addresses_in(path.read_bytes()) == []
 
 
