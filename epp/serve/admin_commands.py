@@ -70,7 +70,7 @@ def record(path: Path, *, admin: str, max_bytes: int, seconds: float | None) -> 
             if counts.size_bytes + len(lines) > max_bytes:
                 break
             if requests:
-                with usable(str(path), advice="name a new file"):
+                with usable(str(path), advice="name a new file where there is room"):
                     file = file or stack.enter_context(_new_file(path))
                     _write_all(file, lines)
                 head = new

@@ -99,7 +99,7 @@ async def test_a_disk_that_becomes_full_is_named_and_its_lines_can_be_replayed(t
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, usual[1]))
         try:
             recording.serve(*range(40))
-            with pytest.raises(ConfigError, match=r"recording\.jsonl: File too large"):
+            with pytest.raises(ConfigError, match=r"recording\.jsonl: File too large; .* is room"):
                 await recording.counts
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, usual)
