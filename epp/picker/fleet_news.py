@@ -99,7 +99,7 @@ class FleetNews:
             self.caches.add(state)
         fleet.follow(states)
         self.caches.forget_models(fleet.models)
-        self._align()
+        self.caches.align(fleet.columns.roster.names)  # the table's bits stand for other slots now
 
     def _leave(self, gone: EndpointState, *, now: float) -> None:
         gone.rate.model.leave(gone.rate)
@@ -223,8 +223,4 @@ class FleetNews:
         for state in self.fleet.states():
             self.caches.add(state)
         self._left.clear()
-        self._align()
-
-    def _align(self) -> None:
-        """Follow the fleet's slots after servers came or went: the table's bits stand for other slots now."""
         self.caches.align(self.fleet.columns.roster.names)

@@ -7,8 +7,9 @@ import numpy as np
 from epp.picker.endpoints.answers import MOST_ENDS, Answers
 from epp.picker.endpoints.backlog import Backlog
 from epp.picker.endpoints.failures import FailingServers
-from epp.picker.endpoints.fleet import Columns, Fleet, Unreported
+from epp.picker.endpoints.fleet import Columns, Fleet
 from epp.picker.endpoints.served_models import AwayModels, ServedModels
+from epp.picker.endpoints.unreported import Unreported
 from epp.picker.scheduling.snapshot import MOST_KEPT
 
 

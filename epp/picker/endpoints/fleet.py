@@ -9,7 +9,6 @@ value is NaN here and None in the state.
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from math import exp
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -23,6 +22,7 @@ from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.failures import FailingServers
 from epp.picker.endpoints.prefill_rate import ModelRate, PrefillRate
 from epp.picker.endpoints.served_models import ServedModels, forget_models
+from epp.picker.endpoints.unreported import Unreported
 from epp.picker.scheduling.snapshot import Floats, Ints, Roster, Snapshot
 
 
@@ -230,37 +230,6 @@ def _largest(numbers: Floats) -> float:
 # -- the fleet -----------------------------------------------------------------------------------------------
 
 
-class Unreported:
-    """Estimates how many requests other pickers have sent lately that this picker does not know of yet, by
-    base model. No estimate is below 0.
-
-    Each request is reported some time after it was sent. By Little's law the number of requests that are not
-    reported yet is their rate times this delay. So the estimate is the sum of the delays of all reports of
-    about the last second. The listener of `sharing` passes in each report, and picks read the estimate.
-    """
-
-    __slots__ = ("of_models",)
-
-    def __init__(self) -> None:
-        self.of_models: dict[str, tuple[float, float]] = {}
-        """The estimate for each base model, and when it was made. Empty: pickers do not share."""
-
-    def reported(self, model: str, *, age_s: float, now: float) -> None:
-        """Count a request for this base model that another picker has reported now and sent `age_s` ago. A
-        report that is older than a second came after an interruption, so it counts as a second old.
-        """
-        picks = self.picks(model, now=now) + min(max(age_s, 0.0), 1.0)
-        self.of_models[model] = picks, now
-
-    def picks(self, model: str, *, now: float) -> float:
-        """Return the estimate. 0 where pickers do not share."""
-        known = self.of_models.get(model)
-        if known is None:
-            return 0.0
-        picks, at = known
-        return picks * exp(min(0.0, at - now))
-
-
 class Fleet:
     """The states of all endpoints, by name, and in the order of their slots. `FleetNews` says which endpoints
     there are. Their names and addresses are unique.
@@ -403,15 +372,14 @@ class Fleet:
         scrape, unless no other slot is left: the page of a busy server may be late once.
         """
         columns, times = self.columns, self._spec.scrape.failures_to_eject
-        failing = columns.failing(times=times, times_of_new=1)
-        if len(failing) == len(self._in_slots):
-            return slots
-        out = failing | columns.asleep
-        left = [slot for slot in slots if slot not in out] if out else slots
-        if not left:
-            out = columns.failing(times=times, times_of_new=times) | columns.asleep
-            left = [slot for slot in slots if slot not in out]
-        return left
+        for times_of_new in (1, times):
+            failing = columns.failing(times=times, times_of_new=times_of_new)
+            if len(failing) == len(self._in_slots):
+                return slots
+            out = failing | columns.asleep
+            if left := [slot for slot in slots if slot not in out] if out else slots:
+                return left
+        return ()
 
     def ready(self) -> set[EndpointState]:
         """Return all endpoints that may be picked, whatever models they serve."""

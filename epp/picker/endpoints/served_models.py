@@ -252,9 +252,7 @@ class ServedModels:
 
     def listed_names(self) -> frozenset[str] | None:
         """Return every name that a server lists. None: not every server has given its list."""
-        lists = [state.listed for state in self._states]
-        whole = [each.names for each in lists if each is not None and each.whole]
-        return frozenset().union(*whole) if whole and len(whole) == len(lists) else None
+        return frozenset().union(*self._names) if self._names and not self.unlisted else None
 
 
 def forget_models(by_model: dict[str, Any], present: AbstractSet[str]) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from epp.picker.endpoints.fleet import Unreported
+from epp.picker.endpoints.unreported import Unreported
 from tests.invariants.fleet import check_unreported
 
 
@@ -11,9 +11,8 @@ def test_the_estimate_is_the_rate_of_the_others_times_the_age_of_the_news() -> N
     for n in range(4000):
         unreported.reported("m", age_s=0.075, now=n / 1000)
     assert unreported.picks("m", now=4.0) == pytest.approx(75, rel=0.03)
-    assert unreported.picks("m", now=5.0) == pytest.approx(75 / 2.718, rel=0.05), (
-        "without news the other pickers are assumed to send less"
-    )
+    without_news = unreported.picks("m", now=5.0)
+    assert without_news == pytest.approx(75 / 2.718, rel=0.05), "the others are assumed to send less"
     assert unreported.picks("m", now=60.0) == pytest.approx(0.0)
     check_unreported(unreported)
 
