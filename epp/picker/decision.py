@@ -25,8 +25,8 @@ class Question(Struct, frozen=True, gc=False):
     subset: frozenset[Address] | None = None
     """Addresses that the data plane allows. None: all."""
     session: str = ""
-    prescribed: tuple[Address, ...] = ()
-    """In conformance runs only: the addresses that the test names, in order."""
+    prescribed: tuple[Address, ...] | None = None
+    """In conformance runs only: the addresses that the test names, in order. None: it names none."""
     asked_model: str = ""
     """The name that the client sent, if a rewrite replaced it. Empty: no rewrite."""
     max_destinations: int = MOST_DESTINATIONS

@@ -31,6 +31,7 @@ from epp.picker.scheduling.rules import RULES
 from epp.picker.scheduling.schedule import MOST, Scheduler
 from epp.picker.scheduling.snapshot import SchedulingRequest
 from epp.picker.server_caches import Prompt
+from epp.request.response import ResponseFeedback
 
 _NO_SECRET = HashSecret()
 _DECIDED = ("state", "trial")
@@ -66,7 +67,7 @@ class Picker:
         self._rng = rng
         self._unix_offset_s = unix_offset_s
         commits = self._commits = Commits(news, rng=rng)
-        self.end, self.detach, self.on_feedback = commits.end, commits.detach, commits.on_feedback
+        self.end, self.detach = commits.end, commits.detach
         self.dry_run: DryRun | None = None
         """The policy in dry run, and how often it agreed. Callers only read it."""
         self.kept_state = KeptState()
@@ -128,7 +129,7 @@ class Picker:
 
     def pick(self, question: Question, *, now: float) -> Pick:
         """Choose, book and record. Raises NoEndpointError or SaturatedError, with nothing booked."""
-        overload = question.overload and not question.prescribed
+        overload = question.overload and question.prescribed is None
         considered = self._in_overload(question, now=now) if overload else self.consider(question, now=now)
         return self.commit(considered, now=now)
 
@@ -149,8 +150,9 @@ class Picker:
             prompt = self.caches.prompt(
                 inference, base_model=base_model, name=name, body_bytes=question.body_bytes
             )
-        if question.prescribed:
-            return Considered(question, prompt, adapter, self._prescribed(question, slots), None)
+        if question.prescribed is not None:
+            named = self._prescribed(question.prescribed, slots)
+            return Considered(question, prompt, adapter, named, None)
         slots = fleet.served.fitting(
             slots, tokens=_LENGTH_MARGIN * prompt.tokens + (inference.max_tokens or 0)
         )
@@ -219,7 +221,7 @@ class Picker:
         question, prompt, adapter, slots, choice = considered
         inference, roster = question.inference, self.fleet.columns.roster
         matched_tokens, predicted_s = 0, 0.0
-        reason = "prescribed" if question.prescribed else "overload"
+        reason = "overload" if question.prescribed is None else "prescribed"
         candidates: Iterable[Candidate] = ()
         would_pick: WouldPick | None = None
         if choice is not None:
@@ -269,6 +271,12 @@ class Picker:
         elif self.fatal.struck and status < 500:
             self.fatal.answered(pick.body_hash)
 
+    def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
+        """Take in what the body of a sampled answer showed."""
+        self._commits.on_feedback(pick, feedback, now=now)
+        if feedback.made:
+            self.on_made(pick, feedback.made, now=now)
+
     def on_made(self, pick: Pick, name: str, *, now: float) -> None:
         """Take in that the server keeps an object with this id, which the answer names."""
         made = self._hash_of(name)
@@ -288,11 +296,11 @@ class Picker:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _prescribed(self, question: Question, slots: Sequence[int]) -> list[int]:
+    def _prescribed(self, prescribed: Sequence[Address], slots: Sequence[int]) -> list[int]:
         """Return those of the slots that a conformance run names, in its order."""
         addresses = self.fleet.columns.roster.addresses
         slot_of = {addresses[slot]: slot for slot in slots}
-        named = [slot_of[each] for each in dict.fromkeys(question.prescribed) if each in slot_of]
+        named = [slot_of[each] for each in dict.fromkeys(prescribed) if each in slot_of]
         if not named:
             raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
         return named

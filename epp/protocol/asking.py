@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from epp.base.errors import NoEndpointError, PickError, SaturatedError
+from epp.base.errors import PickError, SaturatedError
 from epp.base.types import Address, ApiKind, InferenceRequest
 from epp.config.dialects import WAIT_SHARE
 from epp.config.flow import Flow
@@ -43,7 +43,7 @@ from epp.protocol.header_names import (
     read_claim,
     read_prescribed,
 )
-from epp.protocol.http_events import Action, Answer, BodyMode, Delay, Headers, Modes, Slot
+from epp.protocol.http_events import Action, Answer, BodyMode, Delay, Headers, Modes, Slot, pieces
 from epp.protocol.settings import StreamContext, StreamSettings
 from epp.request.client_names import bounded_name, id_in_path, makes_state
 from epp.request.parse import parse_request, skim_request
@@ -124,6 +124,8 @@ class Asked(Struct, frozen=True, gc=False):
     """Whether only one server may get the request."""
     changed_body: bytes | None
     """The body with the model's name replaced. None: the body goes on as it came."""
+    after: Sequence[Action]
+    """The actions behind the answer."""
 
 
 def ask(
@@ -136,11 +138,14 @@ def ask(
     instead: InferenceRequest | None = None,
     partial: bool = False,
     overload: bool = False,
+    ends: bool | None = None,
+    after: Sequence[Action] = (),
     now: float,
 ) -> Asked:
     """Return the question to the picker. Raises PickError if the request is refused. instead: stands for the
     body, which is then not read. partial: the data plane hands over only the start of the body. overload: the
-    picker has too much work to read the body. In both cases only names are read.
+    picker has too much work to read the body. In both cases only names are read. ends: the body was held and
+    goes back behind the answer; whether it ends the stream. after: the actions behind that.
     """
     picker, settings, started = context.picker, context.settings, context.timer()
     body_hash = xxh3_64_intdigest(body, picker.caches.roots.seed(model=_BODIES)) >> 2 if body else 0
@@ -168,11 +173,9 @@ def ask(
                 asked_model = inference.model
                 changed = with_model(body, model=target)
                 inference = msgspec.structs.replace(inference, model=target)
-    prescribed: tuple[Address, ...] = ()
+    prescribed: tuple[Address, ...] | None = None
     if settings.conformance_headers and head.prescribed:
         prescribed = read_prescribed(head.prescribed, picker.news.endpoints())
-        if not prescribed:
-            raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
     question = Question(
         request_id=head.request_id,
         inference=inference,
@@ -190,7 +193,10 @@ def ask(
         names_state=inference.names_state or (id_in_path(head.path) if inference.kind in _APART else ""),
         makes_state=not overload and inference.kind in _KEEP and inference.stores and makes_state(head.path),
     )
-    return Asked(question, head, slot, only_once, changed)
+    if ends is not None and not head.asks_only:
+        back = body if changed is None else changed
+        after = (*pieces(Slot.REQUEST_BODY, back, end_of_stream=ends), *after)
+    return Asked(question, head, slot, only_once, changed, after)
 
 
 def offer(
@@ -198,13 +204,11 @@ def offer(
     context: StreamContext,
     *,
     modes: Modes,
-    after: Sequence[Action],
-    on_decided: Callable[[Asked, Sequence[Action], Pick | PickError, float], None],
+    on_decided: Callable[[Asked, Pick | PickError, float], None],
     now: float,
 ) -> tuple[Pick | WaitingRequest | UnservedRequest, Sequence[Delay]]:
     """Return the pick, or the request that flow control lets wait until `on_decided` is called, with the
-    message that tells the data plane so. Raises PickError. after: the actions behind the answer, for
-    `on_decided`.
+    message that tells the data plane so. Raises PickError.
     """
     question, head, settings, gate = asked.question, asked.head, context.settings, context.gate
     longest_s = 0.0
@@ -216,7 +220,7 @@ def offer(
     offered = gate.offer(
         question,
         head.claim,
-        functools.partial(on_decided, asked, after),
+        functools.partial(on_decided, asked),
         size_bytes=len(question.inference.prompt) + (question.body_bytes if keeps_body else 0),
         longest_s=WAIT_SHARE * longest_s,
         now=now,
@@ -239,13 +243,13 @@ def longest_wait_s(slot: Slot, question: Question, modes: Modes, settings: Strea
     return settings.longest_delay_s or settings.given_delay_s if slot is Slot.REQUEST_BODY else 0.0
 
 
-def answer(asked: Asked, pick: Pick, context: StreamContext) -> Answer:
-    """Return the answer that says where the request goes."""
+def answer(asked: Asked, pick: Pick, context: StreamContext) -> Sequence[Action]:
+    """Return the answer that says where the request goes, and the actions behind it."""
     head, slot, settings, decision = asked.head, asked.slot, context.settings, pick.decision
     decision.tenant = decision.tenant or head.claim.tenant
     destination = ",".join([address.text for address in pick.destinations])
     if slot is Slot.REQUEST_TRAILERS:
-        return Answer(slot, destination=destination)
+        return (Answer(slot, destination=destination),)
     headers = [(DESTINATION, destination), *pick.set_headers]
     if asked.only_once:
         headers.append((MAX_RETRIES, "0"))
@@ -255,13 +259,14 @@ def answer(asked: Asked, pick: Pick, context: StreamContext) -> Answer:
         headers.append((REQUEST_ID, head.request_id))
     if asked.changed_body is not None and head.declared_bytes:
         headers.append((LENGTH, str(len(asked.changed_body))))
-    return Answer(
+    whole = Answer(
         slot,
         set_headers=tuple(headers),
         body=asked.changed_body if slot is Slot.REQUEST_BODY else None,
-        remove_headers=not_set(head.reserved, headers),
+        remove_headers=tuple([name for name in head.reserved if name not in dict(headers)]),
         destination=destination,
     )
+    return (whole, *asked.after)
 
 
 # -- heads -----------------------------------------------------------------------------------------------
@@ -337,13 +342,6 @@ def _to_remove(found: Mapping[str, str], flow: Flow) -> tuple[str, ...]:
             if claim not in flow.claims:
                 removed += tuple(name for name in names if name in found)
     return removed
-
-
-def not_set(reserved: tuple[str, ...], headers: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the reserved headers that a client sent and that the picker does not overwrite. They have to be
-    removed.
-    """
-    return reserved and tuple(name for name in reserved if name not in {name for name, _ in headers})
 
 
 def bounded_trace(text: str) -> str:

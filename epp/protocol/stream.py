@@ -19,7 +19,7 @@ is answered.
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from epp.base.errors import BlockedPathError, BodyTooLargeError, PickError
+from epp.base.errors import BlockedPathError, PickError
 from epp.base.types import InferenceRequest
 from epp.picker.decision import Outcome
 from epp.picker.events import BEGUN, FOLLOWS, OVER, Phase, Pick, ProtocolFault, Refused
@@ -27,7 +27,6 @@ from epp.picker.gate import WaitingRequest
 from epp.picker.unserved import UnservedRequest
 from epp.protocol import asking
 from epp.protocol.answers import answer_to_headers, model_list, refused, sampled_answer
-from epp.protocol.asking import Asked, Head
 from epp.protocol.header_names import RESERVED
 from epp.protocol.http_events import (
     PLAIN,
@@ -59,7 +58,7 @@ class HttpStream:
     """
 
     __slots__ = (
-        "_asks_only", "_body", "_context", "_deliver", "_explains", "_head", "_modes", "_overload", "_phase",
+        "_asks_only", "_body", "_context", "_deliver", "_explained", "_head", "_modes", "_overload", "_phase",
         "_request_ended", "_sampled", "_trace", "_waiting", "hold", "passes", "pick",
     )  # fmt: skip
 
@@ -76,12 +75,12 @@ class HttpStream:
         self._trace = trace
         self._overload = False
         """Whether the picker has too much work to read the body."""
-        self._head: Head | None = None
+        self._head: asking.Head | None = None
         """None: no request headers came yet, or the pick or the refusal is made."""
         self._asks_only = False
         """Whether the data plane wants only the pick."""
-        self._explains = False
-        """Whether the client wants to know the reasons of the pick."""
+        self._explained: Pick | None = None
+        """The pick, if the client wants to know its reasons."""
         self.hold = context.settings.hold_streams
         """Whether the stream stays until the HTTP request ends. A drain sets this to False. The stream then
         stays until `can_detach` is true.
@@ -145,9 +144,7 @@ class HttpStream:
         return self._request_ended or not echoed
 
     def half_close(self, *, now: float) -> None:
-        """Take in that the data plane ended its side in order. The request is over, unless the data plane
-        wanted only a pick.
-        """
+        """The data plane ended its side in order. If it wanted only a pick, the request goes on."""
         self.close(now=now, goes_on=self._asks_only and self.phase not in BEGUN)
 
     def close(self, *, now: float, broken: bool = False, goes_on: bool = False) -> None:
@@ -156,7 +153,8 @@ class HttpStream:
         """
         if self.phase in OVER:
             return
-        picker, pick, outcome = self._context.picker, self.pick, self._outcome()
+        picker, pick = self._context.picker, self.pick
+        outcome: Outcome = "failed" if broken or pick is None else pick.outcome
         goes_on = goes_on and self.phase is not Phase.DONE
         if self._sampled is not None and not goes_on:
             self._end_answer(whole=False, now=now)
@@ -169,7 +167,7 @@ class HttpStream:
         elif goes_on:
             picker.detach(pick, now=now)
         else:
-            picker.end(pick, outcome="failed" if broken else outcome, now=now)
+            picker.end(pick, outcome=outcome, now=now)
 
     # -- phases ----------------------------------------------------------------------------------------------
 
@@ -184,14 +182,6 @@ class HttpStream:
             self._phase = phase
         else:
             self.pick.phase = phase
-
-    def _outcome(self) -> Outcome:
-        """Return how the HTTP request ends, if it ends now."""
-        if self.pick is None or self.phase not in BEGUN:
-            return "aborted"
-        if (self.pick.decision.status or 0) >= 500:
-            return "failed"
-        return "aborted" if self.phase is Phase.READING else "ended"
 
     def _drop(self) -> None:
         """Stop waiting, and drop the body that was held."""
@@ -220,7 +210,7 @@ class HttpStream:
         if head.path not in settings.blocked.open_apis and settings.blocked.refuse(head.path):
             raise BlockedPathError("not served by this gateway")
         if not event.end_of_stream:
-            self._require_fits(head.declared_bytes)
+            settings.require_fits(head.declared_bytes)
             return self._await_body(head, now=now)
         listed = model_list(event, head.path, picker) if settings.answers_list else None
         if listed is None:
@@ -228,7 +218,7 @@ class HttpStream:
         self._enter(Phase.REFUSED)
         return (listed,)
 
-    def _await_body(self, head: Head, *, now: float) -> Sequence[Action]:
+    def _await_body(self, head: asking.Head, *, now: float) -> Sequence[Action]:
         """Await the body if the data plane hands it over before it has to know the server, and if there is
         time to read it. Otherwise pick now.
         """
@@ -250,8 +240,11 @@ class HttpStream:
 
     def _on_request_body(self, event: Piece, *, now: float) -> Sequence[Action]:
         self._request_ended = event.end_of_stream
-        if self.phase is Phase.BODY:
-            return self._on_whole_body(event, now=now)
+        settings, size = self._context.settings, len(event.data)
+        if self.phase is Phase.BODY:  # the one message with the body
+            settings.require_fits(size)
+            instead = None if settings.room.fits(size) else asking.NO_ROOM
+            return self._decide(Slot.REQUEST_BODY, event.data, instead=instead, now=now)
         if self._body is not None:
             return self._on_piece(event, self._body, now=now)
         if self.phase is Phase.START:
@@ -262,28 +255,16 @@ class HttpStream:
             return pieces(Slot.REQUEST_BODY, event.data, end_of_stream=event.end_of_stream)
         return PLAIN[Slot.REQUEST_BODY]
 
-    def _on_whole_body(self, event: Piece, *, now: float) -> Sequence[Action]:
-        """Handle the one message with the body, which came after the headers were answered."""
-        room, size = self._context.settings.room, len(event.data)
-        self._require_fits(size)
-        instead = asking.NO_ROOM if room.held_bytes + size > room.max_bytes else None
-        return self._decide(Slot.REQUEST_BODY, event.data, instead=instead, now=now)
-
     def _on_piece(self, event: Piece, body: Body, *, now: float) -> Sequence[Action]:
         """Handle a piece of the body while the headers are not answered. Both are answered when enough of the
         body has come.
         """
         end, holds = event.end_of_stream, self.phase is Phase.HOLDING
         if holds:
-            self._require_fits(len(body) + len(event.data))
+            self._context.settings.require_fits(len(body) + len(event.data))
         if body.add(event.data, last=end or not holds):
             return self._let_go(body, end_of_stream=end, now=now)
         return ()
-
-    def _require_fits(self, size: int) -> None:
-        most_bytes = self._context.settings.max_body_bytes
-        if size > most_bytes:
-            raise BodyTooLargeError(limit_bytes=most_bytes)
 
     def _on_request_trailers(self, *, now: float) -> Sequence[Action]:
         answer = PLAIN[Slot.REQUEST_TRAILERS]
@@ -304,15 +285,12 @@ class HttpStream:
         """Decide, and answer the headers and the body that were held. `after` follows these answers."""
         whole, self._body = body.take(), None
         if self.phase is not Phase.HOLDING:
-            return (*_UNPICKED, *self._back(whole, end_of_stream=end_of_stream), *after)
+            back = () if self._asks_only else pieces(Slot.REQUEST_BODY, whole, end_of_stream=end_of_stream)
+            return (*_UNPICKED, *back, *after)
         instead = None if body.has_room else asking.NO_ROOM
         return self._decide(
             Slot.REQUEST_HEADERS, whole, instead=instead, ends=end_of_stream, after=after, now=now
         )
-
-    def _back(self, body: bytes | memoryview, *, end_of_stream: bool) -> Sequence[Action]:
-        """Return the answers to a body that was held."""
-        return () if self._asks_only else pieces(Slot.REQUEST_BODY, body, end_of_stream=end_of_stream)
 
     # -- the decision ----------------------------------------------------------------------------------------
 
@@ -327,44 +305,36 @@ class HttpStream:
         now: float,
     ) -> Sequence[Action]:
         """Pick, and put the pick into the answer to `slot`, or let the request wait. Raises PickError.
-        instead: stands for the body, which is then not read. ends: the body was held and goes back behind the
-        pick; whether it ends the stream. `after` follows these answers.
+        instead, ends, after: see `asking.ask`.
         """
         context, head, modes = self._context, self._head, self._modes
         assert head is not None, "the headers came"
         partial = modes.request_body is BodyMode.BUFFERED_PARTIAL and not self._request_ended
         asked = asking.ask(
             head, slot, body, context, modes=modes, instead=instead, partial=partial,
-            overload=self._overload, now=now,
+            overload=self._overload, ends=ends, after=after, now=now,
         )  # fmt: skip
-        if ends is not None:
-            back = body if asked.changed_body is None else asked.changed_body
-            after = (*self._back(back, end_of_stream=ends), *after)
-        decided, delay = asking.offer(
-            asked, context, modes=modes, after=after, on_decided=self._on_decided, now=now
-        )
+        decided, delay = asking.offer(asked, context, modes=modes, on_decided=self._on_decided, now=now)
         if isinstance(decided, Pick):
-            return self._picked(asked, after, decided)
+            return self._picked(asked, decided)
         self._waiting = decided
         self._enter(Phase.WAITING)
         return delay
 
-    def _on_decided(
-        self, asked: Asked, after: Sequence[Action], decided: Pick | PickError, _now: float
-    ) -> None:
+    def _on_decided(self, asked: asking.Asked, decided: Pick | PickError, _now: float) -> None:
         """Send or refuse a request that waited, as flow control has decided."""
         self._waiting = None
         assert self._deliver is not None, "a stream with a gate can be answered later"
         if isinstance(decided, PickError):
             self._deliver(self._refuse(decided))
         else:
-            self._deliver(self._picked(asked, after, decided))
+            self._deliver(self._picked(asked, decided))
 
-    def _picked(self, asked: Asked, after: Sequence[Action], pick: Pick) -> Sequence[Action]:
+    def _picked(self, asked: asking.Asked, pick: Pick) -> Sequence[Action]:
         self._enter(Phase.SENT)
         self.pick = pick
-        self._head, self._explains = None, asked.head.debug
-        return (asking.answer(asked, pick, self._context), *after)
+        self._head, self._explained = None, pick if asked.head.debug else None
+        return asking.answer(asked, pick, self._context)
 
     def _refuse(self, error: PickError) -> Sequence[Action]:
         """Refuse the request, in the format of its API."""
@@ -398,21 +368,21 @@ class HttpStream:
             self._end_answer(now=now)
         reads = self._sampled is not None
         self.passes = self._modes.response_body.echoed and not reads
-        if not reads and not self._explains and not context.settings.conformance_headers:
+        if not reads and self._explained is None and not context.settings.conformance_headers:
             return PLAIN[Slot.RESPONSE_HEADERS]
         asks = reads and self._modes.response_body is BodyMode.NONE
-        explained = pick if self._explains else None
-        return (answer_to_headers(event, explained, context.settings, asks_for_body=asks),)
+        return (answer_to_headers(event, self._explained, context.settings, asks_for_body=asks),)
 
     def _on_response_body(self, event: Piece, *, now: float) -> Sequence[Action]:
         """Handle a piece of the answer. The piece is sent back if the data plane keeps no copy."""
         self._learn(event.modes)
         if self.phase not in BEGUN:
             self._context.picker.report(ProtocolFault("body_before_response_headers"))
-        if self._sampled is not None:
+        if self._sampled is not None and self.pick is not None:
             if self.phase is Phase.ANSWERED:
                 self._enter(Phase.READING)
-            self._note_made(self._sampled.feed(event.data, now=now), now=now)
+            if made := self._sampled.feed(event.data, now=now):
+                self._context.picker.on_made(self.pick, made, now=now)
         if event.end_of_stream:
             self._end_answer(now=now)
         if not self._modes.response_body.echoed:
@@ -423,12 +393,6 @@ class HttpStream:
         """Pass what a sampled answer showed to the picker. An answer without a byte showed nothing."""
         sampled, self._sampled = self._sampled, None
         if sampled is not None and self.pick is not None and self.phase is Phase.READING:
-            feedback = sampled.finish(whole=whole)
-            self._context.picker.on_feedback(self.pick, feedback, now=now)
-            self._note_made(feedback.made, now=now)
+            self._context.picker.on_feedback(self.pick, sampled.finish(whole=whole), now=now)
         if self.phase in (Phase.ANSWERED, Phase.READING):
             self._enter(Phase.DONE)
-
-    def _note_made(self, made: str, *, now: float) -> None:
-        if made and self.pick is not None:
-            self._context.picker.on_made(self.pick, made, now=now)

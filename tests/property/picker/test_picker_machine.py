@@ -181,7 +181,7 @@ class PickerMachine(RuleBasedStateMachine):
         stream=st.booleans(),
         token_ids=st.booleans(),
         subset=st.none() | st.frozensets(addresses, max_size=3),
-        prescribed=st.lists(addresses, max_size=2).map(tuple),
+        prescribed=st.none() | st.lists(addresses, max_size=2).map(tuple),
     )
     def pick_one(
         self,
@@ -192,7 +192,7 @@ class PickerMachine(RuleBasedStateMachine):
         stream: bool = False,
         token_ids: bool = False,
         subset: frozenset[Address] | None = None,
-        prescribed: tuple[Address, ...] = (),
+        prescribed: tuple[Address, ...] | None = None,
     ) -> None:
         inference = InferenceRequest(
             kind=ApiKind.COMPLETIONS,

@@ -45,7 +45,7 @@ def ask(
     kind: ApiKind = ApiKind.COMPLETIONS,
     token_ids: bool = False,
     subset: frozenset[Address] | None = None,
-    prescribed: tuple[Address, ...] = (),
+    prescribed: tuple[Address, ...] | None = None,
     session: str = "",
     body_bytes: int = 0,
 ) -> Question:

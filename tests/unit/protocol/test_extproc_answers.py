@@ -80,7 +80,7 @@ def test_the_booking_moves_to_the_endpoint_that_served_if_that_can_be_read(bench
 def test_a_sampled_answer_that_is_cut_counts_as_aborted() -> None:
     bench = Bench(sampling=Sampling(share=1))
     stream = through(bench)
-    run(stream, response_headers(OK), response_body(b"data: x\n\n"))
+    run(stream, response_headers(OK), response_body(b'data: x\n\ndata: {"error": {"code": 500}}\n\n'))
     stream.close(now=9.0)
     assert bench.seen.over[0].decision.outcome == "aborted"
 
