@@ -257,12 +257,8 @@ def _served(message: Any) -> str:
     for attributes in message.attributes.values():
         if _UPSTREAM in attributes.fields:
             return str(attributes.fields[_UPSTREAM].string_value)
-    metadata = message.metadata_context.filter_metadata
-    if _LB_NAMESPACE in metadata:
-        values = metadata[_LB_NAMESPACE].fields
-        if _SERVED_KEY in values:
-            return str(values[_SERVED_KEY].string_value)
-    return ""
+    balancer = message.metadata_context.filter_metadata[_LB_NAMESPACE]
+    return str(balancer.fields[_SERVED_KEY].string_value)
 
 
 def encode(action: Action) -> bytes:

@@ -81,7 +81,9 @@ class UnfollowedError(Exception):
 
 
 class _Part(Struct, gc=False):
-    """One part of a content. Its type decides which of its fields are decoded."""
+    """One part of a content, or one item of the responses API's `input`. Its type decides which of its fields
+    are decoded.
+    """
 
     type: Raw = NO_RAW
     text: Raw = NO_RAW
@@ -91,6 +93,11 @@ class _Part(Struct, gc=False):
     input: Raw = NO_RAW
     content: Raw = NO_RAW
     uuid: Raw = NO_RAW
+    role: Raw = NO_RAW
+    summary: Raw = NO_RAW
+    namespace: Raw = NO_RAW
+    arguments: Raw = NO_RAW
+    output: Raw = NO_RAW
 
 
 _DECODE_PART = msgspec.json.Decoder(_Part)
@@ -238,20 +245,14 @@ def read_prompts(raw: Raw) -> Prompts:
         return Prompts()
     items = first_item(raw) if first_byte(raw) == _LIST else 0
     if items and items in _NUMBERS:
-        return Prompts(_tokens(raw), token_ids=True)
+        return Prompts(token_bytes(raw), token_ids=True)
     prompts = items_of(raw)
     kind = first_byte(prompts[0])
     if kind not in (_QUOTE, _LIST) or any(first_byte(prompt) != kind for prompt in prompts):
         raise UnfollowedError
-    if kind == _QUOTE:
-        sizes = [len(text_bytes(prompt) or b"") for prompt in prompts]
-        return Prompts(text_bytes(prompts[0]) or b"", sum(sizes) - sizes[0])
-    first, *more = (_tokens(prompt) for prompt in prompts)
-    return Prompts(first, sum(map(len, more)), token_ids=True)
-
-
-def _tokens(raw: Raw) -> bytes:
-    return b"" if bytes(raw) == b"[]" else token_bytes(raw)
+    read = text_bytes if kind == _QUOTE else token_bytes
+    first, *more = (read(prompt) or b"" for prompt in prompts)
+    return Prompts(first, sum(map(len, more)), token_ids=kind == _LIST)
 
 
 def render_messages(
@@ -314,30 +315,13 @@ def _heading(message: ChatMessage, role: bytes) -> bytes:
     return heading(role, b"name=" + name if name else b"", b"call=" + answers if answers else b"")
 
 
-class _Item(Struct, gc=False):
-    """One item of the responses API's `input`."""
-
-    type: Raw = NO_RAW
-    role: Raw = NO_RAW
-    content: Raw = NO_RAW
-    summary: Raw = NO_RAW
-    namespace: Raw = NO_RAW
-    name: Raw = NO_RAW
-    arguments: Raw = NO_RAW
-    input: Raw = NO_RAW
-    output: Raw = NO_RAW
-
-
-_DECODE_ITEM = msgspec.json.Decoder(_Item)
-
-
 def render_items(sections: list[Piece], raw: Raw, *, media: list[Media]) -> None:
     """Append the items of the responses API: messages, thoughts, tool calls, outputs of tools. Of any other
     item only a hash counts.
     """
     open_thoughts: list[int] = []
     for each in items_of(raw) if present(raw) else ():
-        item = _DECODE_ITEM.decode(each)
+        item = _DECODE_PART.decode(each)
         kind, role = text_bytes(item.type) or b"message", text_bytes(item.role)
         if kind == b"reasoning":
             parts = content_parts(item.content, media=media) or content_parts(item.summary, media=media)
