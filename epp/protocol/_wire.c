@@ -49,13 +49,7 @@ take_sized(Span *from, Span *taken)
 static inline int
 take_field(Span *from, byte tag, Span *taken)
 {
-    if (from->at >= from->end || *from->at != tag)
-        return 0;
-    from->at++;
-    if (take_sized(from, taken))
-        return 1;
-    from->at--;
-    return 0;
+    return from->at < from->end && *from->at++ == tag && take_sized(from, taken);
 }
 
 /* Returns the end-of-stream flag. Only flags may be left, whose tags begin with this one: -1 if there is something
@@ -189,13 +183,14 @@ body_of(PyObject *Py_UNUSED(self), PyObject *data)
                          (Py_ssize_t)(rest.at - start));
 }
 
-static inline int
-length_bytes(size_t size)
+/* Returns the length of a field with so many bytes. */
+static inline size_t
+field_bytes(size_t size)
 {
-    int count = 1;
+    size_t whole = 2 + size;
     for (; size > 0x7F; size >>= 7)
-        count++;
-    return count;
+        whole++;
+    return whole;
 }
 
 static inline byte *
@@ -218,11 +213,11 @@ static Sizes
 echo_sizes(size_t size, int ends)
 {
     Sizes of;
-    of.streamed = (size ? 1 + (size_t)length_bytes(size) + size : 0) + (ends ? 2 : 0);
-    of.mutation = 1 + (size_t)length_bytes(of.streamed) + of.streamed;
-    of.common = 1 + (size_t)length_bytes(of.mutation) + of.mutation;
-    of.part = 1 + (size_t)length_bytes(of.common) + of.common;
-    of.whole = 1 + (size_t)length_bytes(of.part) + of.part;
+    of.streamed = (size ? field_bytes(size) : 0) + (ends ? 2 : 0);
+    of.mutation = field_bytes(of.streamed);
+    of.common = field_bytes(of.mutation);
+    of.part = field_bytes(of.common);
+    of.whole = field_bytes(of.part);
     return of;
 }
 
@@ -261,15 +256,8 @@ echo(PyObject *Py_UNUSED(self), PyObject *args)
     return made;
 }
 
-/* Takes a piece of a response's body that is not the last piece. Returns 0 if the message is something else. */
-static int
-take_piece(Span *message, Span *body, Py_ssize_t most)
-{
-    return left(message) > 0 && *message->at == RESPONSE_BODY &&
-           find_part(message, body, BODY_END, LAST_BODY_FLAG) == 0 && left(body) <= most;
-}
-
-/* Takes the next gRPC message of a frame if it is such a piece. Returns 0 if it is something else, or not whole. */
+/* Takes the next gRPC message of a frame if it is a piece of a response's body, but not the last piece. Returns 0 if it is
+ * something else, or not whole. */
 static int
 next_piece(Span *frame, Span *body, Py_ssize_t most)
 {
@@ -281,7 +269,8 @@ next_piece(Span *frame, Span *body, Py_ssize_t most)
         return 0;
     Span message = {at + GRPC_HEAD, at + GRPC_HEAD + size};
     frame->at = message.end;
-    return take_piece(&message, body, most) && message.at == message.end;
+    return size > 0 && *message.at == RESPONSE_BODY && find_part(&message, body, BODY_END, LAST_BODY_FLAG) == 0 &&
+           left(body) <= most && message.at == message.end;
 }
 
 static PyObject *

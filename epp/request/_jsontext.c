@@ -48,16 +48,10 @@ find_special(const byte *at, const byte *end)
     return at;
 }
 
-static inline int
-is_space(byte b)
-{
-    return b == ' ' || b == '\n' || b == '\r' || b == '\t';
-}
-
 static inline const byte *
 skip_spaces(const byte *at, const byte *end)
 {
-    while (at < end && is_space(*at))
+    while (at < end && (*at == ' ' || *at == '\n' || *at == '\r' || *at == '\t'))
         at++;
     return at;
 }

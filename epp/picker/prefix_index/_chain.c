@@ -90,10 +90,7 @@ static u64
 hash(const byte *data, size_t size, u64 seed)
 {
     byte secret[SECRET];
-    const u64 start[LANES] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
-    u64 ended[LANES];
-    Lanes acc;
-    memcpy(&acc, start, sizeof start);
+    Lanes acc = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
     seeded(secret, seed);
     size_t blocks = (size - 1) / BLOCK, stripes = (size - 1) % BLOCK / STRIPE;
     const byte *at = data;
@@ -105,10 +102,9 @@ hash(const byte *data, size_t size, u64 seed)
     for (size_t i = 0; i < stripes; i++, at += STRIPE)
         accumulate(acc, at, secret + 8 * i);
     accumulate(acc, data + size - STRIPE, secret + SECRET - STRIPE - 7);
-    memcpy(ended, &acc, sizeof ended);
     u64 result = size * PRIME64_1;
     for (int i = 0; i < LANES; i += 2)
-        result += fold(ended[i] ^ read64(secret + 11 + 8 * i), ended[i + 1] ^ read64(secret + 19 + 8 * i));
+        result += fold(acc[i] ^ read64(secret + 11 + 8 * i), acc[i + 1] ^ read64(secret + 19 + 8 * i));
     result = (result ^ result >> 37) * PRIME_MX;
     return result ^ result >> 32;
 }
