@@ -43,13 +43,11 @@ def read_claim(found: Mapping[str, str], flow: Flow) -> FlowClaim:
     claims = flow.claims
     milliseconds = found.get(TTFT_MS, "").strip() if "Deadline" in claims else ""
     readable = milliseconds.isascii() and milliseconds.isdigit() and len(milliseconds) < 9
+    objective = next((found[name] for name in OBJECTIVES if name in found), "")
+    tenant = found.get(flow.tenant_header, "")
     return FlowClaim(
-        objective=next((bounded_name(found[name].strip()) for name in OBJECTIVES if name in found), "")
-        if "Objective" in claims
-        else "",
-        tenant=bounded_name(found.get(flow.tenant_header, "").strip(), most_chars=MAX_TENANT_CHARS)
-        if "Tenant" in claims
-        else "",
+        objective=bounded_name(objective.strip()) if "Objective" in claims else "",
+        tenant=bounded_name(tenant.strip(), most_chars=MAX_TENANT_CHARS) if "Tenant" in claims else "",
         ttft_s=int(milliseconds) / 1000 if readable else None,
     )
 
