@@ -36,6 +36,15 @@ def enter(pick: Pick, phase: Phase) -> None:
     pick.phase = phase
 
 
+def outcome_of(pick: Pick) -> Outcome:
+    """Return how the HTTP request ends, if it ends now."""
+    if pick.phase not in BEGUN:
+        return "aborted"
+    if (pick.decision.status or 0) >= 500:
+        return "failed"
+    return "aborted" if pick.phase is Phase.READING else "ended"
+
+
 class Considered(NamedTuple):
     """A question with the choice that answers it at one moment."""
 

@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from epp.base.errors import PickError
 from epp.base.types import Address, ChunkHash
-from epp.picker.decision import Decision, Outcome, Question
+from epp.picker.decision import Decision, Question
 from epp.picker.endpoints.backlog import Booking
 from epp.picker.endpoints.endpoint_state import EndpointState, Wait
 from epp.picker.prefix_index.table import Mirror, PrefixTable, Run
@@ -180,15 +180,6 @@ class Pick(Struct, eq=False, gc=False):
     @property
     def over(self) -> bool:
         return self.phase in OVER
-
-    @property
-    def outcome(self) -> Outcome:
-        """How the HTTP request ends, if it ends now."""
-        if self.phase not in BEGUN:
-            return "aborted"
-        if (self.decision.status or 0) >= 500:
-            return "failed"
-        return "aborted" if self.phase is Phase.READING else "ended"
 
     @property
     def explanation(self) -> str:

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from epp.base.errors import PickError, SaturatedError
+from epp.base.errors import BodyTooLargeError, PickError, SaturatedError
 from epp.base.types import Address, ApiKind, InferenceRequest
 from epp.config.dialects import WAIT_SHARE
 from epp.config.flow import Flow
@@ -267,6 +267,12 @@ def answer(asked: Asked, pick: Pick, context: StreamContext) -> Sequence[Action]
         destination=destination,
     )
     return (whole, *asked.after)
+
+
+def require_fits(size_bytes: int, settings: StreamSettings) -> None:
+    """Raises BodyTooLargeError if no body may be so large."""
+    if size_bytes > settings.max_body_bytes:
+        raise BodyTooLargeError(limit_bytes=settings.max_body_bytes)
 
 
 # -- heads -----------------------------------------------------------------------------------------------

@@ -162,9 +162,6 @@ class BodyRoom:
         self.max_bytes = max_bytes
         self.held_bytes = 0
 
-    def fits(self, more_bytes: int) -> bool:
-        return self.held_bytes + more_bytes <= self.max_bytes
-
 
 class Body:
     """The pieces of one body so far. A piece that is the whole body is not copied."""
@@ -181,7 +178,6 @@ class Body:
         """Add the next piece. Return whether no more is awaited: the piece is the last, or all bodies
         together exceed the bound.
         """
-        self.has_room = self._room.fits(len(piece))
         self._room.held_bytes += len(piece)
         if not self._buffer:
             self._buffer = piece
@@ -189,6 +185,7 @@ class Body:
             if not isinstance(self._buffer, bytearray):
                 self._buffer = bytearray(self._buffer)
             self._buffer += piece
+        self.has_room = self._room.held_bytes <= self._room.max_bytes
         return last or not self.has_room
 
     def take(self) -> bytes | memoryview:

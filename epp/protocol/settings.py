@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from epp.base.errors import BodyTooLargeError
 from epp.config.dialects import DIALECTS, Dialect
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
@@ -45,11 +44,6 @@ class StreamSettings:
     """Whether the picker answers `GET /v1/models` if any server has reported its models."""
     traced: bool = False
     """Whether trace contexts are read."""
-
-    def require_fits(self, size_bytes: int) -> None:
-        """Raises BodyTooLargeError if no body may be so large."""
-        if size_bytes > self.max_body_bytes:
-            raise BodyTooLargeError(limit_bytes=self.max_body_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from typing import Final
 
 from epp.base.errors import BlockedPathError, PickError
 from epp.base.types import InferenceRequest
+from epp.picker.commit import outcome_of
 from epp.picker.decision import Outcome
 from epp.picker.events import BEGUN, FOLLOWS, OVER, Phase, Pick, ProtocolFault, Refused
 from epp.picker.gate import WaitingRequest
@@ -154,7 +155,7 @@ class HttpStream:
         if self.phase in OVER:
             return
         picker, pick = self._context.picker, self.pick
-        outcome: Outcome = "failed" if broken or pick is None else pick.outcome
+        outcome: Outcome = "failed" if broken or pick is None else outcome_of(pick)
         goes_on = goes_on and self.phase is not Phase.DONE
         if self._sampled is not None and not goes_on:
             self._end_answer(whole=False, now=now)
@@ -210,7 +211,7 @@ class HttpStream:
         if head.path not in settings.blocked.open_apis and settings.blocked.refuse(head.path):
             raise BlockedPathError("not served by this gateway")
         if not event.end_of_stream:
-            settings.require_fits(head.declared_bytes)
+            asking.require_fits(head.declared_bytes, settings)
             return self._await_body(head, now=now)
         listed = model_list(event, head.path, picker) if settings.answers_list else None
         if listed is None:
@@ -240,10 +241,10 @@ class HttpStream:
 
     def _on_request_body(self, event: Piece, *, now: float) -> Sequence[Action]:
         self._request_ended = event.end_of_stream
-        settings, size = self._context.settings, len(event.data)
         if self.phase is Phase.BODY:  # the one message with the body
-            settings.require_fits(size)
-            instead = None if settings.room.fits(size) else asking.NO_ROOM
+            room, size = self._context.settings.room, len(event.data)
+            asking.require_fits(size, self._context.settings)
+            instead = asking.NO_ROOM if room.held_bytes + size > room.max_bytes else None
             return self._decide(Slot.REQUEST_BODY, event.data, instead=instead, now=now)
         if self._body is not None:
             return self._on_piece(event, self._body, now=now)
@@ -261,7 +262,7 @@ class HttpStream:
         """
         end, holds = event.end_of_stream, self.phase is Phase.HOLDING
         if holds:
-            self._context.settings.require_fits(len(body) + len(event.data))
+            asking.require_fits(len(body) + len(event.data), self._context.settings)
         if body.add(event.data, last=end or not holds):
             return self._let_go(body, end_of_stream=end, now=now)
         return ()
