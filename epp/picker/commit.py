@@ -154,10 +154,9 @@ class Commits:
         pick.computed = outcome == "ended" and status is not None and status < 400 and pick.asks
         pick.decision.outcome = outcome
         self._fleet.answers.left(pick.wait)
-        if outcome == "failed":
+        if outcome == "failed" and (status is None or status < 400):
             pick.failed = True
-            if status is None or status < 400:
-                self._failed(pick, now=now)  # the answer broke off
+            self._failed(pick, now=now)  # the answer broke off
         may_be_empty = pick.computed and self._may_be_empty(pick, now=now)
         if pick.guess.proven:
             self._guesses.used(pick.guess, now=now)

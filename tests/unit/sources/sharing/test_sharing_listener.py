@@ -204,19 +204,21 @@ def test_another_pickers_guess_evicts_nothing_until_it_is_proven() -> None:
     assert other.matched(text("new", 3000), now=3.0)
 
 
-@pytest.mark.parametrize("status", [400, 503, None])
+@pytest.mark.parametrize("status", [400, 501, 503, None])
 def test_a_guess_of_another_picker_goes_if_its_request_comes_to_nothing(status: int | None) -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
     other.receive(one.send(now=10.0), now=10.0)
     if status is not None:
         one.picker.on_response_headers(pick, status=status, served=None, now=11.0)
-    one.picker.end(pick, outcome="aborted" if status is None else "ended", now=11.0)
+    one.picker.end(pick, outcome="aborted" if not status else "failed" if status > 500 else "ended", now=11.0)
     other.receive(one.send(now=11.0), now=11.0)
     assert other.matched(text("p"), now=11.0) == {}
     assert other.in_flight_of_peers() == {}
     # A server that says no at once is not idle, and a client that leaves says nothing about it.
     assert [state.account.noes for state in other.picker.fleet.states()].count(1) == (status is not None)
+    for picker in (one.picker, other.picker):
+        assert bool(picker.fleet.failures.marks) == (status == 503)
 
 
 @pytest.mark.parametrize("ttft_count", [None, 0.0])
