@@ -85,7 +85,7 @@ class Commits:
             rule.committed(sent)
         if helper is not None:
             decision.prefill, decision.predicted_s = helper[1], helper[1].predicted_s
-        pick = self._book(state, decision, question=question, prompt=prompt, sent=sent, now=now)
+        pick = self._book(considered, state, decision, sent, now=now)
         if helper is not None:
             self._prefilling.book(pick, helper, now=now)
         self._send(Began(now, pick, question))
@@ -93,7 +93,7 @@ class Commits:
             self._send(PrefillBegan(now, pick.prefill))
         return pick
 
-    # -- the response and the end ----------------------------------------------------------------------------
+    # -- the answer, from its headers to its end -------------------------------------------------------------
 
     def on_response_headers(self, pick: Pick, *, status: int, served: Address | None, now: float) -> None:
         """Take in the beginning of the answer. If another endpoint than the first choice serves the request,
@@ -117,11 +117,7 @@ class Commits:
         pick.decision.served_by = pick.state.endpoint.name
         pick.decision.headers_s = now - pick.sent.at
         self._judge(pick, status, now=now)
-        if status >= 400:
-            self._guesses.lost(pick)
-        elif pick.prefill is not None:
-            self._guesses.computed(pick, now=now)  # the other server has finished
-        else:
+        if status < 400:
             self._guesses.answered(pick, now=now)
         if pick.prefill is not None:
             self._prefilling.over(pick.prefill, status=status, now=now)
@@ -134,7 +130,7 @@ class Commits:
     def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
         decision = pick.decision
         if feedback.status is not None:
-            self._on_body_status(pick, feedback.status, now=now)
+            self._judge(pick, feedback.status, proof=Proof.TOKEN, now=now)
         decision.cached_tokens = feedback.cached_tokens
         decision.output_tokens = feedback.completion_tokens
         if feedback.first_token_at is not None:
@@ -191,7 +187,32 @@ class Commits:
             self._guesses.detach(pick)
             self._send(Ended(now, pick))
 
-    # -- parts -----------------------------------------------------------------------------------------------
+    # -- what an answer says of its server -------------------------------------------------------------------
+
+    def _judge(self, pick: Pick, status: int, *, proof: Proof = Proof.BEGUN, now: float) -> None:
+        """Act on what an answer says of its server: first its headers, and then its body, if it is read.
+        status: that of the headers, or `ResponseFeedback.status`.
+        """
+        fleet, state, model, says = self._fleet, pick.state, pick.decision.model, _says(pick, status, proof)
+        if isinstance(says, Proof):
+            fleet.answers.well(state, model, path_hash=pick.path_hash, proof=says, now=now)
+            if fleet.failures.marks:
+                fleet.failures.good(state, model, proof=says, now=now)
+            return
+        if status >= 400:
+            pick.decision.status = status
+            pick.failed = pick.prefill is None and is_fault(status)
+            self._guesses.lost(pick)
+        if status >= 400 or says is Form.BARE:
+            self._no_token(pick, now=now)
+        if says in (Form.FAILS, Form.TELLS):
+            # Of the two servers, the one that computed the prompt is suspected first.
+            # Once it is ejected, the next answers show whether the other one fails.
+            suspect = state if pick.prefill is None else pick.prefill.state
+            fleet.failures.failed(suspect, says, model, now=now)
+        elif says is not None:
+            counts = fleet.failures.compare(state, says, model, path_hash=pick.path_hash, now=now)
+            pick.failed = counts and says is Form.BARE
 
     def _may_be_empty(self, pick: Pick, *, now: float) -> bool:
         """Return whether an answer that began well may hold no token. It ended very soon, and nobody has read
@@ -202,14 +223,13 @@ class Commits:
         if pick.decision.kind in _WITHOUT_TOKENS:
             return False
         model, path_hash = pick.decision.model, pick.path_hash
-        doubtful = self._fleet.answers.ended(pick.state, pick.wait, model, path_hash=path_hash, now=now)
-        if doubtful:
+        if self._fleet.answers.ended(pick.state, pick.wait, model, path_hash=path_hash, now=now):
             self._no_token(pick, now=now)
-        doubtful = doubtful or pick.no_token
         takes_s = pick.guess.booking.tokens / (MOST_SLOWNESS * pick.state.tokens_per_s)
         if pick.streams and not pick.guess.proven and now - pick.wait.sent_at < takes_s:
-            doubtful, pick.computed = True, False
-        return doubtful
+            pick.computed = False
+            return True
+        return pick.no_token
 
     def _no_token(self, pick: Pick, *, now: float) -> None:
         if pick.no_token:
@@ -218,22 +238,23 @@ class Commits:
         tokens = pick.decision.prompt_tokens - pick.decision.matched_tokens
         self._fleet.answers.no_token(pick.state, sent_at=pick.wait.sent_at, tokens=tokens, now=now)
 
+    def _failed(self, pick: Pick, *, now: float) -> None:
+        if pick.state.process != pick.guess.process:
+            return  # another process serves under this name now
+        self._fleet.failures.failed(pick.state, Form.FAILS, pick.decision.model, now=now)
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
     def _book(
-        self,
-        state: EndpointState,
-        decision: Decision,
-        *,
-        question: Question,
-        prompt: Prompt,
-        sent: SentPick,
-        now: float,
+        self, considered: Considered, state: EndpointState, decision: Decision, sent: SentPick, *, now: float
     ) -> Pick:
         """Book the work on the chosen endpoint."""
+        question, prompt = considered.question, considered.prompt
         streams = question.inference.stream
         cached = decision.matched_tokens if decision.prefill is None else prompt.tokens
         guess = self._guesses.expect(state, prompt, cached=cached, adapter=decision.adapter, now=now)
         share, failures = self._caches.spec.sampling.share, self._fleet.failures
-        reads = (state.account.doubted or failures.marks) and failures.sent(state, decision.model)
+        reads = (state.account.doubted or failures.marks) and failures.sent(state, decision.model, now=now)
         sampled = question.makes_state or (share > 0 and (self._rng.random() < share or bool(reads)))
         server = state.endpoint
         set_headers: tuple[tuple[str, str], ...] = ()
@@ -259,47 +280,6 @@ class Commits:
         self._guesses.follow(pick)
         return pick
 
-    def _failed(self, pick: Pick, *, now: float) -> None:
-        if pick.state.process != pick.guess.process:
-            return  # another process serves under this name now
-        self._fleet.failures.failed(pick.state, Form.FAILS, pick.decision.model, now=now)
-
-    def _on_body_status(self, pick: Pick, status: int, *, now: float) -> None:
-        """Take in what the body of an answer shows: a token (200), none, or the code of an error."""
-        if status == 200:
-            pick.state.account.read_at, pick.state.account.bare = now, 0
-        elif status >= 400:
-            pick.decision.status = status
-            pick.failed = pick.prefill is None and is_fault(status)
-            self._guesses.lost(pick)
-        self._judge(pick, status, proof=Proof.TOKEN, now=now)
-
-    def _judge(self, pick: Pick, status: int, *, proof: Proof = Proof.BEGUN, now: float) -> None:
-        """Record whether this answer of its server is good or bad, or may be the client's own fault."""
-        failures, model = self._fleet.failures, pick.decision.model
-        # An answer without a body is right for a request without one, such as OPTIONS.
-        bare = pick.asks and status in (NO_CONTENT, PARTIAL)
-        if status < 400 and not bare:
-            if pick.asks:
-                self._fleet.answers.well(pick.state, model, path_hash=pick.path_hash)
-                if failures.marks:
-                    failures.good(pick.state, model, proof=proof, now=now)
-            return
-        self._no_token(pick, now=now)
-        if is_fault(status):
-            # Of the two servers, the one that computed the prompt is suspected first.
-            # Once it is ejected, the next answers show whether the other one fails.
-            suspect = pick.state if pick.prefill is None else pick.prefill.state
-            form = Form.FAILS if proof is Proof.BEGUN else Form.TELLS
-            failures.failed(suspect, form, model, now=now)
-        elif bare:
-            pick.failed = failures.bare(pick.state, model, path_hash=pick.path_hash, now=now)
-        elif model and status not in (404, 501):
-            failures.refused(pick.state, model, path_hash=pick.path_hash, now=now)
-        elif model and status == 404 and not (any(pick.prompt.size.media) or pick.decision.unread):
-            # If the body is opaque or unread, the 404 may mean a stored response that the body names.
-            failures.lacks(pick.state, model, path_hash=pick.path_hash, now=now)
-
     def _move(self, pick: Pick, served: Address, *, now: float) -> None:
         """Move booking and table entry from the first choice to the endpoint that really serves."""
         pick.state.release(pick.guess.booking, computed=False, now=now)
@@ -323,3 +303,22 @@ class Commits:
         )
         self._guesses.follow(pick)
         self._send(Moved(now, pick))
+
+
+def _says(pick: Pick, status: int, proof: Proof) -> Proof | Form | None:
+    """Return what an answer with this status says of its server: how far it proves that the server is well,
+    or in which form the server fails, if others do not. None: nothing.
+    """
+    if status < 400:
+        # An answer without a body is right for a request without one, such as OPTIONS.
+        if not pick.asks:
+            return None
+        return Form.BARE if status in (NO_CONTENT, PARTIAL) else proof
+    if is_fault(status):
+        return Form.FAILS if proof is Proof.BEGUN else Form.TELLS
+    if status == 501 or not pick.decision.model:
+        return None
+    if status != 404:
+        return Form.REFUSES
+    # If the body is opaque or unread, the 404 may mean a stored response that the body names.
+    return None if any(pick.prompt.size.media) or pick.decision.unread else Form.LACKS

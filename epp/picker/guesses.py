@@ -227,10 +227,12 @@ class Guesses:
             del self._doubted[state]
 
     def answered(self, work: Pick, *, now: float) -> None:
-        """Take in the headers of a good answer. They prove nothing if a page or the body will show more."""
+        """Take in the headers of a good answer. They prove nothing if a page or the body will show more. If
+        another server was to compute the prompt, it has finished.
+        """
         page = work.state.metrics
         counts = page is not None and page.ttft_count is not None
-        if not (counts if work.streams else work.sampled):
+        if work.prefill is not None or not (counts if work.streams else work.sampled):
             self.computed(work, now=now)
 
     def forget(self, state: EndpointState) -> None:

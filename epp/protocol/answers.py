@@ -32,14 +32,11 @@ def refused(error: PickError, *, path: str, request_id: str) -> Refuse:
     """Return the error in the format of the request's API: Anthropic's for /v1/messages and paths below it,
     such as `/v1/messages/count_tokens`, else OpenAI's.
     """
-    body: dict[str, object]
-    details: dict[str, object]
+    details = {"message": str(error), "type": error.error_type, "param": None, "code": error.reason}
+    body: dict[str, object] = {"error": details}
     if "/v1/messages/" in path.partition("?")[0] + "/":
         details = {"type": _ANTHROPIC_TYPES.get(error.status, "api_error"), "message": str(error)}
         body = {"type": "error", "error": details, "request_id": request_id}
-    else:
-        details = {"message": str(error), "type": error.error_type, "param": None, "code": error.reason}
-        body = {"error": details}
     headers = [_JSON]
     if isinstance(error, SaturatedError):
         headers.append(("retry-after", str(error.retry_after_s)))

@@ -13,7 +13,7 @@ from typing import Literal
 
 from epp.base.types import EndpointMetrics
 from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, Account, EndpointState, Wait
-from epp.picker.endpoints.marks import STEP
+from epp.picker.endpoints.marks import STEP, Proof
 from epp.picker.scheduling.snapshot import MOST_KEPT
 
 LATELY_S = 1.0
@@ -80,8 +80,10 @@ class Answers:
         """Record that nobody waits for the first byte any more. May be called again."""
         wait.account.waits.discard(wait)
 
-    def well(self, state: EndpointState, model: str, *, path_hash: int) -> None:
-        """Record that a server answered well for a model, at this path."""
+    def well(self, state: EndpointState, model: str, *, path_hash: int, proof: Proof, now: float) -> None:
+        """Record that a server answered well for a model, at this path, as far as the proof goes."""
+        if proof:  # not only its beginning
+            state.account.read_at, state.account.bare = now, 0
         last = self.served.get((model, path_hash), (state, state))
         self.served[model, path_hash] = last if last[0] is state else (state, last[0])
         state.account.model, state.account.refused = model, 0
@@ -108,14 +110,16 @@ class Answers:
             self._lasts_s += _STEP * (now - wait.sent_at - self._lasts_s)
         if wait.streams:
             account.streams_s += STEP * (now - wait.began_at - account.streams_s)
-        doubtful = quick and now - account.read_at >= LATELY_S
-        if not doubtful and now - account.read_at >= LATELY_S and now - self._looked_at >= _QUICK_S:
+        if now - account.read_at < LATELY_S:
+            return False
+        if quick:
+            account.doubted = True
+        elif now - self._looked_at >= _QUICK_S:
             self._looked_at = now
             other = self.other_that_served(state, model, path_hash=path_hash)
             short = other is not None and 4 * account.streams_s < other.account.streams_s
             account.doubted = account.doubted or short or not wait.streams
-        account.doubted = account.doubted or doubtful
-        return doubtful
+        return quick
 
     def no_token(self, state: EndpointState, *, sent_at: float, tokens: int, now: float) -> None:
         """Record that an answer had no token, here or elsewhere. tokens: what its server was to compute.

@@ -58,6 +58,8 @@ class Account:
     """When the last of these requests ended."""
     doubted: bool = True
     """Whether the next answer has to be read, as the first one has."""
+    read_until: float = -inf
+    """The time for which answers have been read: each stands for an eighth of a second."""
     streams_s: float = 0.0
     """From the beginning to the end of a streamed answer: an average."""
     bare: int = 0

@@ -12,7 +12,7 @@ suspicion raises the price a little, and a probe confirms it or not.
 
 Where requests are few, their answers would show too late that a server fails, or that it has recovered. So
 the picker probes a server that has failed: it sends a request of one token (`probes_due`; `scraping.probes`
-sends it). A probe that fails counts as a failed answer. Until a probe succeeds, only one of `_TRIAL_PICKS`
+sends it). A probe that fails counts as a failed answer. Until a probe succeeds, only one of 64
 requests is a trial. A probe that succeeds proves less than a real answer: mostly it only allows a trial.
 
 Pure: times are monotonic seconds. `Fleet` owns this object. The picker reports bad answers. While there is a
@@ -30,7 +30,7 @@ from epp.base.types import EndpointMetrics
 from epp.config.policy import FailureSettings as Settings
 from epp.picker.endpoints.answers import LATELY_S, MOST_ENDS, Answers, counts_answers, may_wait
 from epp.picker.endpoints.endpoint_state import PAGE_AGE_S, Account, EndpointState
-from epp.picker.endpoints.marks import LONGEST_TRIALS, STEP, Form, Mark, Probe, Proof, Verdict
+from epp.picker.endpoints.marks import STEP, Form, Mark, Probe, Proof, Verdict
 from epp.picker.scheduling.snapshot import MOST_KEPT, Floats, Snapshot
 
 _NOTHING: Final = 0.06
@@ -38,16 +38,13 @@ _NOTHING: Final = 0.06
 again gets no request on an idle fleet, because even a small share adds more to the cost than the difference
 between servers.
 """
-_TRIAL_PICKS: Final = 64
-"""Requests from one trial to the next, unless `LONGEST_TRIALS` trial intervals have passed. Only those count
-that the server could serve. Otherwise most requests for a model that is seldom asked for would be trials.
-"""
 _MOST_PROBES: Final = 32
 """The largest number of probes that one picker has open at a time."""
-_REFUSING: Final = 0.4
-"""The least share of a server that may refuse everything."""
-_REFUSALS: Final = 3
-"""A server is suspected after so many refusals in a row. Clients often send one or two bad requests."""
+_LIKELY: Final = 0.4
+"""The least share of a server that may refuse everything, or give only bare answers."""
+_SEVERAL: Final = 3
+"""A server is suspected after so many refusals or bare answers in a row. Clients often send one or two bad
+requests."""
 _REFUTED_S: Final = 60.0
 """For this long after two servers have refused about as many requests in a row, refusals count against none.
 The same holds for bare answers.
@@ -78,14 +75,7 @@ class FailingServers:
         if state.gone:
             return
         mark = self._mark(state, model if form is Form.LACKS else "")
-        mark.move(failed=True, now=now)
-        mark.form, mark.needs = form, max(mark.needs, form.proof)
-        if form is Form.CUTS and mark.ends:
-            mark.ends.popleft()  # one of the answers that ended was cut
-        if not mark.out:
-            mark.asked_model, mark.verdict = model or mark.asked_model, None
-            if mark.share >= self.settings.share_to_eject:
-                mark.eject(now=now)
+        mark.fail(form, model, share_to_eject=self.settings.share_to_eject, now=now)
 
     def good(self, state: EndpointState, model: str = "", *, proof: Proof, now: float) -> None:
         """Take in an answer for this model that is good, as far as the proof goes. It counts if a mark needs
@@ -98,9 +88,8 @@ class FailingServers:
             if mark.suspected is not None:
                 mark.recover(0.0, now=now)  # it does not refuse everything
             if mark.out:
-                again = (
-                    mark.times_out > 1
-                )  # then a part of its answers may be good, so more good ones are needed
+                # If it was ejected again, a part of its answers is good, so more good ones are needed.
+                again = mark.times_out > 1
                 if mark.share < self.settings.share_to_eject - STEP * again:
                     mark.recover(now=now)  # the trials succeeded
                 mark.allow_trial(self.settings.trial_seconds, now=now)  # with the next request
@@ -113,53 +102,40 @@ class FailingServers:
         if mark is not None and mark.needs is Proof.WHOLE and len(mark.ends) < MOST_ENDS:
             mark.ends.append(now)
 
-    def lacks(self, state: EndpointState, model: str, *, path_hash: int, now: float) -> None:
-        """Take in a 404. It counts if another server has answered for this model at the same path, because
-        clients also name paths that no server has.
-        """
-        if self._answers.other_that_served(state, model, path_hash=path_hash) is not None:
-            self.failed(state, Form.LACKS, model, now=now)
-
-    def refused(self, state: EndpointState, model: str, *, path_hash: int, now: float) -> None:
-        """Take in any other 4xx. It is mostly the client's fault. So several in a row make the server only
-        suspect, and a probe decides.
-        """
-        if state.gone:
-            return
-        state.account.refused += 1
-        mark = self.marks.get((state, ""))
-        if mark is not None and mark.out:
-            if mark.form is Form.REFUSES:
-                self.failed(state, Form.REFUSES, now=now)
-        elif state.account.refused < _REFUSALS:
-            return
-        elif self._may_probe(state) and (mark is None or mark.refusals_prove is not False):
-            mark = self._suspect(state, Form.REFUSES, model, now=now)
-            mark.control = self._answers.other_that_served(state, model, path_hash=path_hash) or mark.control
-            mark.share = max(mark.share, _REFUSING)
-        elif self._is_alone(state, Form.REFUSES, state.account.refused, now=now):
-            self.failed(state, Form.REFUSES, model, now=now)
-
-    def bare(self, state: EndpointState, model: str, *, path_hash: int, now: float) -> bool:
-        """Take in an answer that lacks a token or its end. This may be right for its request, and then other
-        servers give such answers too. Return whether it counts: several came in a row, at this server alone,
-        and another one answers well for this model at the same path, with tokens.
+    def compare(self, state: EndpointState, form: Form, model: str, *, path_hash: int, now: float) -> bool:
+        """Compare the server with others after an answer that may be its client's own fault: a 4xx, or a bare
+        one. Return whether it counts as a failure: a 404 if another server has answered for this model at the
+        same path, other refusals if several come in a row at this server alone, unless a probe can tell more,
+        and bare answers if, besides, a token was read at that other server.
         """
         if state.gone:
             return False
-        account = state.account
-        account.bare, account.doubted = min(account.bare + 1, MOST_ENDS), True
+        account, mark = state.account, self.marks.get((state, ""))
         other = self._answers.other_that_served(state, model, path_hash=path_hash)
-        alone = self._is_alone(state, Form.BARE, account.bare, now=now)
-        tokens = other is not None and other.account.read_at > -inf
-        mark = self.marks.get((state, ""))
-        again = mark is not None and mark.form is Form.BARE  # bare answers counted a moment ago
-        if not (again or account.bare >= _REFUSALS) or not alone or not tokens:
-            return False
-        self.failed(state, Form.BARE, model, now=now)
-        mark = self._mark(state, "")
-        mark.share = max(mark.share, _REFUSING)  # the next one ejects it
-        return True
+        account.refused += form is Form.REFUSES
+        if form is Form.LACKS:
+            counts = other is not None  # clients also name paths that no server has
+        elif form is Form.BARE:
+            account.bare, account.doubted = min(account.bare + 1, MOST_ENDS), True
+            alone = self._is_alone(state, form, account.bare, now=now)
+            several = account.bare >= _SEVERAL or (mark is not None and mark.form is form)
+            counts = alone and several and other is not None and other.account.read_at > -inf
+        elif mark is not None and mark.out:
+            counts = mark.form is form
+        elif account.refused < _SEVERAL:
+            counts = False
+        elif self._may_probe(state) and (mark is None or mark.refusals_prove is not False):
+            mark = self._suspect(state, form, model, now=now)
+            mark.control, mark.share = other or mark.control, max(mark.share, _LIKELY)
+            counts = False  # a probe decides
+        else:
+            counts = self._is_alone(state, form, account.refused, now=now)
+        if counts:
+            self.failed(state, form, model, now=now)
+            if form is Form.BARE:
+                mark = self._mark(state, "")
+                mark.share = max(mark.share, _LIKELY)  # the next one ejects it
+        return counts
 
     def _is_alone(self, state: EndpointState, form: Form, row: int, *, now: float) -> bool:
         """Return whether lately no other server has given about as many answers of this form in a row. If one
@@ -168,7 +144,7 @@ class FailingServers:
         rows = self._rows[form]
         rows[state] = row, now
         if any(  # where clients are at fault, the first servers show it
-            other is not state and now - at < _REFUTED_S and _REFUSALS <= max(row, many) <= 2 * min(row, many)
+            other is not state and now - at < _REFUTED_S and _SEVERAL <= max(row, many) <= 2 * min(row, many)
             for other, (many, at) in rows.items()
         ):
             self._clients_fault_until[form] = now + _REFUTED_S
@@ -192,14 +168,20 @@ class FailingServers:
         for mark in self._marks_for(state, model):
             mark.tried(now=now)
 
-    def sent(self, state: EndpointState, model: str) -> bool:
-        """Take in that a request was sent to this server. Return whether its answer has to be read."""
+    def sent(self, state: EndpointState, model: str, *, now: float) -> bool:
+        """Take in that a request was sent to this server. Return whether its answer has to be read: at most
+        eight in a second of one server, whatever clients ask for.
+        """
         for each in self.marks.values():
             each.picks += each.about in ("", model) and each.state.model == state.model
         account = state.account
         doubted, account.doubted = account.doubted, account.bare > 0
         mark = self.marks.get((state, ""))
-        return doubted or (mark is not None and mark.needs is Proof.TOKEN)
+        read_until = max(account.read_until, now - LATELY_S) + LATELY_S / 8
+        if read_until > now or not (doubted or (mark is not None and mark.needs is Proof.TOKEN)):
+            return False
+        account.read_until = read_until
+        return True
 
     def look(self, *, now: float) -> None:
         """Judge answers that nobody has reported as cut, and forget shares that have become very small."""
@@ -295,8 +277,6 @@ class FailingServers:
         """Return the probes to send now. Report the result of each to `probed`. A server that has failed is
         probed until a probe succeeds or is unclear. An ejected server is probed until it is back.
         """
-        if not self.marks:
-            return ()
         free = _MOST_PROBES - sum(mark.probing for mark in self.marks.values())
         due: list[Mark] = []
         trial_s = self.settings.trial_seconds
@@ -375,7 +355,7 @@ class FailingServers:
         mask[out] = True
         # Servers that are not ejected only because others fail more need trials too. Otherwise their shares
         # would never fall.
-        trials = [p for p, m in marks.items() if m.out and self._trial_is_due(m, settings=settings, now=now)]
+        trials = [p for p, m in marks.items() if m.out and m.trial_is_due(settings, now=now)]
         if not settings.max_ejected_share:
             trials = []
         trials.sort(key=lambda place: marks[place].tried_at)
@@ -397,14 +377,6 @@ class FailingServers:
         least = shares.mean() + 0.2  # who fails as much as the others is not ejected
         out = [place for place, mark in marks.items() if mark.out and shares[place] >= least]
         return sorted(out, key=lambda place: -shares[place])[:most]
-
-    def _trial_is_due(self, mark: Mark, *, settings: Settings, now: float) -> bool:
-        waited = now - mark.tried_at
-        if mark.needs is Proof.COUNTED and mark.verdict == "ill" and settings.probe:
-            return False  # a trial would prove nothing
-        if waited >= settings.trial_seconds and mark.picks >= _TRIAL_PICKS:
-            return True
-        return mark.verdict != "ill" and waited >= LONGEST_TRIALS * settings.trial_seconds
 
     def share(self, state: EndpointState, *, now: float) -> float:
         """Return the share of a server's last answers that failed. Old answers count less."""

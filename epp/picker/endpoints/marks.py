@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Literal
 
+from epp.config.policy import FailureSettings
 from epp.picker.endpoints.endpoint_state import EndpointState
 
 STEP: Final = 0.2
@@ -18,7 +19,11 @@ of an ejected server moves it twice as far, so two bring it back under a half.
 """
 _HALF_LIFE_S: Final = 5.0
 """Half-life of the share of a server that is not ejected."""
-LONGEST_TRIALS: Final = 4.0
+_TRIAL_PICKS: Final = 64
+"""Requests from one trial to the next, unless `_LONGEST_TRIALS` trial intervals have passed. Only those count
+that the server could serve. Otherwise most requests for a model that is seldom asked for would be trials.
+"""
+_LONGEST_TRIALS: Final = 4.0
 """A trial is due after this many trial intervals, even if few requests came."""
 
 Verdict = Literal["well", "ill", "refused", "unclear"]
@@ -138,6 +143,17 @@ class Mark:
             step = 2 * STEP / min(self.times_out, 4) if self.out else STEP / 5
         self.share, self.at = share + step * (float(failed) - share), now
 
+    def fail(self, form: Form, model: str, *, share_to_eject: float, now: float) -> None:
+        """Take in a bad answer. model: that of the request, if known."""
+        self.move(failed=True, now=now)
+        self.form, self.needs = form, max(self.needs, form.proof)
+        if form is Form.CUTS and self.ends:
+            self.ends.popleft()  # one of the answers that ended was cut
+        if not self.out:
+            self.asked_model, self.verdict = model or self.asked_model, None
+            if self.share >= share_to_eject:
+                self.eject(now=now)
+
     def eject(self, *, now: float) -> None:
         """Give the server only trial requests from now on."""
         self.out, self.verdict = True, None
@@ -150,7 +166,15 @@ class Mark:
 
     def allow_trial(self, trial_s: float, *, now: float) -> None:
         """Let the next request be a trial."""
-        self.tried_at = now - LONGEST_TRIALS * trial_s
+        self.tried_at = now - _LONGEST_TRIALS * trial_s
+
+    def trial_is_due(self, settings: FailureSettings, *, now: float) -> bool:
+        waited = now - self.tried_at
+        if self.needs is Proof.COUNTED and self.verdict == "ill" and settings.probe:
+            return False  # a trial would prove nothing
+        if waited >= settings.trial_seconds and self.picks >= _TRIAL_PICKS:
+            return True
+        return self.verdict != "ill" and waited >= _LONGEST_TRIALS * settings.trial_seconds
 
     def recover(self, most: float = STEP, *, now: float) -> None:
         """Take the server back, since it is well again. Its mark is at most that of one failure."""

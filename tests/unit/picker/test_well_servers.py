@@ -9,7 +9,7 @@ from epp.picker.endpoints.marks import Verdict
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.request.parse import parse_request, skim_request
-from epp.request.response import PARTIAL, ResponseFeedback
+from epp.request.response import NO_CONTENT, PARTIAL, ResponseFeedback
 from epp.sources.scraping.metrics_page import parse_page
 from tests.unit.picker.picker_questions import a_picker, endpoints, state, text
 
@@ -30,38 +30,40 @@ def sent_to(server: str, request: Question, picker: Picker, *, now: float) -> Pi
     return picker.pick(one, now=now)
 
 
-def answer_at(server: str, request: Question, picker: Picker, *, status: int, now: float) -> None:
-    """Send one request to a certain server, which answers at once."""
-    address = state(picker, server).endpoint.address
+def answer_at(
+    server: str, request: Question, picker: Picker, *, status: int = 200, shows: int | None = None, now: float
+) -> Pick:
+    """Send one request to a certain server, which answers at once. shows: the answer is read, and its body
+    shows this status.
+    """
     pick = sent_to(server, request, picker, now=now)
-    picker.on_response_headers(pick, status=status, served=address, now=now)
+    picker.on_response_headers(pick, status=status, served=pick.destinations[0], now=now)
+    picker.on_feedback(pick, ResponseFeedback(status=shows), now=now)
     picker.end(pick, outcome="ended", now=now)
-
-
-def read_at(server: str, request: Question, picker: Picker, *, status: int | None, now: float) -> None:
-    """Send one request to a certain server. Its answer is read, and its body shows this status."""
-    pick = sent_to(server, request, picker, now=now)
-    picker.on_response_headers(pick, status=200, served=state(picker, server).endpoint.address, now=now)
-    picker.on_feedback(pick, ResponseFeedback(status=status), now=now)
-    picker.end(pick, outcome="ended", now=now)
+    return pick
 
 
 @pytest.mark.parametrize("read_there", [200, None])
 def test_bare_answers_count_only_beside_answers_with_tokens(read_there: int | None) -> None:
     """None: no token is read anywhere, because a gateway drops the bodies. OPTIONS shows nothing."""
     picker = a_picker(on=endpoints("ab"))
-    read_at("b", chat_to_path(path_hash=1), picker, status=read_there, now=0.0)
+    answer_at("b", chat_to_path(path_hash=1), picker, shows=read_there, now=0.0)
+    options = Question("r", InferenceRequest(kind=ApiKind.CHAT), path_hash=1)
     for _ in range(8 if read_there else 0):
-        read_at(
-            "b",
-            Question("r", InferenceRequest(kind=ApiKind.CHAT), path_hash=1),
-            picker,
-            status=PARTIAL,
-            now=0.5,
-        )
+        answer_at("b", options, picker, shows=PARTIAL, now=0.5)
     for n in range(5):
-        read_at("a", chat_to_path(path_hash=1), picker, status=PARTIAL, now=1.0 + n)
+        answer_at("a", chat_to_path(path_hash=1), picker, shows=PARTIAL, now=1.0 + n)
     assert [each.endpoint.name for each in picker.news.ejected(now=6.0)] == (["a"] if read_there else [])
+
+
+@pytest.mark.parametrize("shows", [NO_CONTENT, 500])
+def test_of_each_server_at_most_eight_answers_are_read_in_a_second(shows: int) -> None:
+    """Clients ask for nothing but answers that show no token, or an error, at every server."""
+    picker = a_picker(PolicySpec(sampling=Sampling(share=1e-9)), on=endpoints("ab"))
+    request = chat_to_path(path_hash=1)
+    for name in "ab":
+        picks = [answer_at(name, request, picker, shows=shows, now=n / 50) for n in range(100)]
+        assert 8 <= sum(pick.sampled for pick in picks) <= 3 * 8
 
 
 def price(picker: Picker, server: str) -> float:
@@ -90,9 +92,9 @@ UNREAD = skim_request("/v1/responses", STORED, unread="overload")
 def test_an_answer_that_is_the_clients_fault_makes_no_server_dearer(bad: Question, status: int) -> None:
     picker = a_picker(on=endpoints("ab"))
     for well in (chat_to_path(path_hash=1), HEALTH):
-        answer_at("a", well, picker, status=200, now=1.0)
+        answer_at("a", well, picker, now=1.0)
     if bad is MISSING:
-        answer_at("a", bad, picker, status=200, now=1.0)
+        answer_at("a", bad, picker, now=1.0)
     for _ in range(8):
         answer_at("b", bad, picker, status=status, now=1.0)
     assert price(picker, "b") == 0.0
@@ -107,12 +109,12 @@ def test_health_checks_of_a_load_balancer_bring_no_sick_server_back() -> None:
     assert picker.news.ejected(now=1.0)
     before = price(picker, "b")
     for _ in range(6):
-        answer_at("b", HEALTH, picker, status=200, now=1.0)
+        answer_at("b", HEALTH, picker, now=1.0)
     picker.housekeep(now=3.0)
     assert picker.news.ejected(now=3.0)
     assert price(picker, "b") == before
     for _ in range(3):
-        answer_at("b", chat_to_path(path_hash=1), picker, status=200, now=1.0)
+        answer_at("b", chat_to_path(path_hash=1), picker, now=1.0)
     assert not picker.news.ejected(now=1.0)
 
 
@@ -133,9 +135,7 @@ def test_answers_that_are_not_streamed_take_as_long_as_the_server_computes(*, st
         sent_to(busy, chat_to_path(path_hash=1, stream=False), picker, now=0.1)
     for tenth in range(1, 100):
         now = tenth / 10
-        answer_at(
-            other, chat_to_path(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now
-        )
+        answer_at(other, chat_to_path(path_hash=1, name=f"{tenth}", stream=False), picker, now=now)
         if tenth % 10 == 5:
             counted[other] += 10.0
             counted[busy] += 0.0 if stands_still else 50.0
@@ -168,7 +168,7 @@ def test_health_checks_are_no_complete_answers_of_a_server_that_cuts() -> None:
     for _ in range(6):
         picker.news.answer_cut(state(picker, "b").endpoint.address, now=1.0)
     for _ in range(6):
-        answer_at("b", HEALTH, picker, status=200, now=1.0)
+        answer_at("b", HEALTH, picker, now=1.0)
     picker.housekeep(now=4.0)
     assert picker.news.ejected(now=4.0)
 
@@ -206,9 +206,7 @@ def test_a_probe_tells_a_long_answer_from_a_hang_where_no_counter_does(
             busy = busy or pick.decision.chosen
             other = "ab".replace(busy, "")
         else:
-            answer_at(
-                other, chat_to_path(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now
-            )
+            answer_at(other, chat_to_path(path_hash=1, name=f"{tenth}", stream=False), picker, now=now)
             finished[other] += 1
         picker.housekeep(now=now)
         for probe in picker.fleet.failures.probes_due(now=now):
@@ -232,7 +230,7 @@ def test_a_probe_of_another_server_tells_if_refusals_are_a_fault(
     """
     picker, left = a_picker(on=endpoints("ab")), list(verdicts)
     for name in ("b", "a"):
-        answer_at(name, chat_to_path(path_hash=1), picker, status=200, now=1.0)
+        answer_at(name, chat_to_path(path_hash=1), picker, now=1.0)
     for _ in range(3):
         answer_at("a", chat_to_path(path_hash=1), picker, status=401, now=1.0)
     picker.news.set_endpoints(endpoints("ab" if verdicts else "a"), now=1.0)
