@@ -5,7 +5,7 @@ from math import inf
 from typing import TypeVar
 
 from epp.picker.flow.control import FlowControl
-from epp.picker.flow.queues import _BY_ALARM, Alarms, QueueItem, QueueLoad, Queues, _Waits
+from epp.picker.flow.queues import _BY_ALARM, _BY_PLACE, Alarms, QueueItem, QueueLoad, Queues, _Waits
 from epp.picker.gate import Gate
 from epp.picker.unserved import Unserved
 
@@ -20,18 +20,20 @@ def check_gate(gate: Gate) -> None:
 
 
 def check_flow(control: FlowControl[T]) -> None:
+    bands = control._queues._bands.values()
+    waiting = [item for band in bands for flow in band.flows.values() for item in flow.items]
+    _check_load(control._queues.load, waiting)
     _check_queues(control._queues)
-    check_alarms(control._alarms, [i for i in control._queues if min(i.expires_at, i.deadline) < inf])
+    check_alarms(control._alarms, [i for i in waiting if min(i.expires_at, i.deadline) < inf])
 
 
 def _check_queues(queues: Queues[T]) -> None:
-    _check_load(queues.load, queues)
     for priority, band in queues._bands.items():
-        _check_load(band.load, band)
+        _check_load(band.load, [item for flow in band.flows.values() for item in flow.items])
         for tenant, flow in band.flows.items():
             _check_load(flow.load, flow.items)
             assert flow.tag >= 0
-            assert [h.key for h in flow.items] == sorted(h.key for h in flow.items)
+            assert flow.items == sorted(flow.items, key=_BY_PLACE)
             for item in flow.items:
                 assert (item.waits, item.priority, item.tenant) == (True, priority, tenant)
             assert queues._worst_over(flow) is None

@@ -1,17 +1,15 @@
-"""What flow control counts of the requests that it lets go and refuses: the tokens in each second, for
-Retry-After; the tokens of each tenant, for people; the length of each tenant's answers.
+"""What flow control counts of the requests that it lets go: the tokens of each tenant, for people; the length
+of each tenant's answers.
 Also defines the state of flow control as people and Prometheus see it, which `FlowControl.status` fills in.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, inf
 from typing import Final
 
 from epp.base.metric import counter, gauge
 from epp.picker.flow.queues import OTHERS
 
-_WINDOW_S = 10.0
 OTHERS_LABEL: Final = "(others)"
 """The name that people see for all other tenants together."""
 MOST_SHOWN: Final = 32
@@ -22,27 +20,6 @@ _FIRST_TOKENS: Final = 200.0
 """The assumed length before the first sample."""
 _MOST_SAMPLES: Final = 20
 """A mean follows the last samples: about this many of them count."""
-
-
-class Rate:
-    """Tokens per second over about the last ten seconds. Older tokens count less."""
-
-    __slots__ = ("_at", "_began_at", "_sum")
-
-    def __init__(self) -> None:
-        self._sum = 0.0
-        self._at = self._began_at = inf
-
-    def add(self, tokens: float, *, now: float) -> None:
-        self._began_at = min(self._began_at, now)
-        self._sum = self._sum * exp(min(0.0, self._at - now) / _WINDOW_S) + tokens
-        self._at = now
-
-    def per_s(self, *, now: float) -> float:
-        """Return the tokens per second; 0 if none were added."""
-        age_s = max(0.1, now - self._began_at)
-        decayed = self._sum * exp(min(0.0, self._at - now) / _WINDOW_S)
-        return decayed / (_WINDOW_S * (1 - exp(-age_s / _WINDOW_S)))
 
 
 def add_for(tenant: str, tokens: int, by_tenant: dict[str, int]) -> None:

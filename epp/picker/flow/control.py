@@ -15,6 +15,7 @@ bound. One call of `next` makes at most `_MOST_FORECASTS` forecasts for the sear
 that is due.
 """
 
+from collections import deque
 from heapq import nlargest, nsmallest
 from itertools import count, islice
 from math import ceil, inf
@@ -30,7 +31,6 @@ from epp.picker.flow.accounts import (
     OTHERS_LABEL,
     AnswerLengths,
     FlowStatus,
-    Rate,
     WaitingTenant,
     add_for,
 )
@@ -41,6 +41,12 @@ HEADROOM_S: Final = 0.6
 """A request goes when its server is predicted to begin with it within this time. With less, servers idle
 between two scrapes, because predictions are that wrong.
 """
+_HEADROOM_OF_GREEDY_S = 0.45
+"""The same for a greedy tenant while others lose requests, so that their long requests find room."""
+_LOST_S = 5.0
+"""For this long after such a loss, greedy tenants leave room."""
+_WINDOW_S = 10.0
+"""Retry-After is computed from what went in this time, as far as `_went` remembers it."""
 LEAST_DELAY_S: Final = 0.01
 """Time between two checks of the same request, or of a fleet that has no room."""
 _PASSED_OVER_S = 0.25
@@ -115,8 +121,8 @@ class FlowControl(Generic[T]):
         self._queues: Queues[T] = Queues(settings)
         self._numbers = count()
         self._alarms: Alarms[QueueItem[T]] = Alarms()
-        self._let_go = Rate()
-        """Tokens that went lately, for Retry-After."""
+        self._went: deque[tuple[float, TenantFlow[T], int]] = deque(maxlen=64)
+        """The last requests that went: when, for whom, and their tokens to compute."""
         self.let_go_tokens: dict[str, int] = {}
         """Tokens since the start, by tenant. Callers only read them."""
         self.answers = AnswerLengths()
@@ -158,28 +164,29 @@ class FlowControl(Generic[T]):
         priority = flow.band.priority
         fate = self._decide(forecast, left_s)
         if fate == "late":
+            self._note_loss(flow, now=now)
             raise self._error("flow_deadline", priority, forecast.tokens, now=now)
-        if fate == "goes" and (self._draining or not self._queues.load.requests):
+        first = self._draining or not self._queues.load.requests
+        if fate == "goes" and first and not self._leaves_room(forecast, left_s, flow, now=now):
             self._charge(flow, forecast, now=now)
             return flow
-        deadline = now + left_s
         ttl_s = settings.ttl_by_priority.get(str(priority), settings.ttl_seconds)
-        place = now + (PATIENCE * forecast.own_s if settings.order == "Shortest" else 0.0)
         item = QueueItem(
             payload=payload,
-            key=(place, next(self._numbers)),
+            place=now + (PATIENCE * forecast.own_s if settings.order == "Shortest" else 0.0),
+            number=next(self._numbers),
             priority=priority,
             tenant=flow.tenant,
             size_bytes=size_bytes,
             tokens=max(1, forecast.tokens),
             arrived_at=now,
-            deadline=deadline,
+            deadline=now + left_s,
             expires_at=now + min(longest_s, ttl_s),
         )
         victims = self._queues.admit(item)
         if item in victims:
             raise self._error("flow_full", priority, item.tokens, now=now)
-        self._alarms.set(item, deadline - forecast.own_s)
+        self._alarms.set(item, item.deadline - forecast.own_s)
         for victim in victims:  # `next` refuses these first
             self._alarms.forget(victim)
             self._alarms.set(victim, _PUSHED_OUT)
@@ -249,7 +256,7 @@ class FlowControl(Generic[T]):
         ]
         return FlowStatus(
             model=model,
-            oldest_s=max((now - item.arrived_at for item in self._queues), default=0.0),
+            oldest_s=max((now - item.arrived_at for flow in flows for item in flow.items), default=0.0),
             requests={band.priority: band.load.requests for band in bands},
             tokens={band.priority: band.load.tokens for band in bands},
             tenants=longest,
@@ -269,6 +276,26 @@ class FlowControl(Generic[T]):
         if left_s < (first_token_s if first_token_s < inf else 0.0):  # a server may come until the deadline
             return "late"
         return "goes" if forecast.wait_s <= HEADROOM_S else "waits"
+
+    def _leaves_room(self, forecast: Forecast, left_s: float, flow: TenantFlow[T], *, now: float) -> bool:
+        """Return whether a request that may go by its forecast waits, since its tenant is greedy and others
+        lose by it. No request of a lower priority may wait, since it would take the room.
+        """
+        if forecast.wait_s <= _HEADROOM_OF_GREEDY_S or left_s == inf or self._draining:
+            return False
+        lost = now - flow.band.lost_at < _LOST_S and self._queues.bands()[-1:] in ([], [flow.band])
+        return lost and self._greedy(flow)
+
+    def _greedy(self, flow: TenantFlow[T]) -> bool:
+        """Return whether the tenant had half as much again as an even part of what its band had lately."""
+        of_band = [(of, tokens) for _, of, tokens in self._went if of.band is flow.band]
+        had = sum(tokens for of, tokens in of_band if of is flow)
+        return had * len(dict(of_band)) > 1.5 * sum(tokens for _, tokens in of_band)
+
+    def _note_loss(self, flow: TenantFlow[T], *, now: float) -> None:
+        """Note that a request is refused for its deadline, if its tenant is not greedy."""
+        if not self._greedy(flow):
+            flow.band.lost_at = now
 
     def _search(self, *, now: float) -> Decided[T] | None:
         """Return the first decision about a request, in order: by priority, then by share, then in the order
@@ -296,8 +323,11 @@ class FlowControl(Generic[T]):
                     fate = self._decide(forecast, left_s)
                     if fate == "late":
                         return self._refused(item, "flow_deadline", now=now)
-                    if fate == "goes":
+                    if fate == "goes" and not self._leaves_room(forecast, left_s, flow, now=now):
                         return self._goes(item, forecast, now=now)
+                    if fate == "goes":
+                        again_s = min(again_s, forecast.wait_s - _HEADROOM_OF_GREEDY_S)
+                        continue
                     item.look_at = now + min(_PASSED_OVER_S, forecast.wait_s - HEADROOM_S)
                     again_s = min(again_s, item.look_at - now)
         self._search_at = now + max(LEAST_DELAY_S, again_s)
@@ -318,17 +348,22 @@ class FlowControl(Generic[T]):
         answer = self.answers.expected(flow.tenant, most=forecast.most_answer_tokens)
         cost = tokens + int(_ANSWER_WEIGHT * answer)
         flow.charge(cost)
-        self._let_go.add(tokens, now=now)
+        self._went.append((now, flow, tokens))
         add_for(flow.tenant, cost, self.let_go_tokens)
 
     def _refused(self, item: QueueItem[T], reason: str, *, now: float) -> Decided[T]:
+        if reason == "flow_deadline":
+            self._note_loss(self._queues.flow(item.priority, item.tenant), now=now)
         self.leave(item)
         return item, self._error(reason, item.priority, item.tokens, now=now)
 
     def _error(self, reason: str, priority: int, tokens: int, *, now: float) -> FlowRefusedError:
         before = sum(band.load.tokens for band in self._queues.bands() if band.priority >= priority)
-        rate = self._let_go.per_s(now=now)
-        drain_s = (before + tokens) / rate if rate > 1e-3 else 0.0  # 0: unknown, since nothing went lately
+        window_s = min(_WINDOW_S, max(0.1, now - self._went[0][0])) if self._went else _WINDOW_S
+        went = sum(tokens for at, _, tokens in self._went if at >= now - window_s)
+        drain_s = (
+            (before + tokens) * window_s / went if went else 0.0
+        )  # 0: unknown, since nothing went lately
         retry_s = max(1, min(_MOST_RETRY_S, ceil(drain_s)))
         message = f"{_REFUSED_FOR[reason]}; try again in {retry_s} s"
         return FlowRefusedError(message, reason=reason, retry_after_s=retry_s)

@@ -33,7 +33,7 @@ _MOST_PRIORITIES = 16
 """The most priorities. A request of a further priority is kept at the next lower priority in use."""
 _MOST_SHED = 64
 """A new request may push out at most this many waiting requests."""
-_BY_KEY = attrgetter("key")
+_BY_PLACE = attrgetter("place", "number")
 _BY_ALARM = attrgetter("alarm_at", "number")
 _BY_EXCESS = attrgetter("excess")
 
@@ -43,8 +43,10 @@ class QueueItem(Generic[T]):
     """A waiting request. Everybody may read it. Only `control` and this module write it."""
 
     payload: T
-    key: tuple[float, int]
-    """The place among the requests of its tenant, and the number of the request in order of arrival."""
+    place: float
+    """The place among the requests of its tenant. Of two with the same place the first to come goes first."""
+    number: int
+    """The number of the request in order of arrival."""
     priority: int
     tenant: str
     """The name under which the share is charged: the name of the tenant, or `OTHERS`."""
@@ -60,10 +62,6 @@ class QueueItem(Generic[T]):
     look_at: float = 0.0
     """The search passes over the request until then, because its server is predicted to be busy."""
     waits: bool = False
-
-    @property
-    def number(self) -> int:
-        return self.key[1]
 
 
 class QueueLoad:
@@ -93,7 +91,7 @@ class TenantFlow(Generic[T]):
         self.band = band
         self.tenant = tenant
         self.items: list[QueueItem[T]] = []
-        """Sorted by `key`."""
+        """Sorted by `_BY_PLACE`."""
         self.load = QueueLoad()
         self.tag = band.floor
 
@@ -108,23 +106,22 @@ class TenantFlow(Generic[T]):
         """Count these tokens for the tenant. If none of its requests waits, its tag is first raised to the
         floor.
         """
-        band, tag = self.band, self.tag
-        if tag < band.floor:
-            if not self.items:
-                tag = band.floor
-        else:
-            band.floor = tag
+        band = self.band
+        tag = self.tag if self.items else max(self.tag, band.floor)
+        band.floor = max(band.floor, tag)
         self.tag = tag + tokens
 
 
 class Band(Generic[T]):
-    __slots__ = ("floor", "flows", "load", "priority")
+    __slots__ = ("floor", "flows", "load", "lost_at", "priority")
 
     def __init__(self, priority: int) -> None:
         self.priority = priority
         self.load = QueueLoad()
         self.floor = 0.0
         """The largest tag that a tenant had when it was charged."""
+        self.lost_at = -inf
+        """When a request of a tenant that is not greedy was refused last for its deadline."""
         self.flows: dict[str, TenantFlow[T]] = {}
 
     def flow(self, tenant: str, *, max_tenants: int) -> TenantFlow[T]:
@@ -144,10 +141,6 @@ class Band(Generic[T]):
     def waiting(self) -> list[TenantFlow[T]]:
         return [flow for flow in self.flows.values() if flow.items]
 
-    def __iter__(self) -> Iterator[QueueItem[T]]:
-        for flow in self.flows.values():
-            yield from flow.items
-
 
 class Queues(Generic[T]):
     def __init__(self, settings: Flow) -> None:
@@ -156,10 +149,6 @@ class Queues(Generic[T]):
         self.load = QueueLoad()
         self._bands: dict[int, Band[T]] = {}
         """By priority."""
-
-    def __iter__(self) -> Iterator[QueueItem[T]]:
-        for band in self._bands.values():
-            yield from band
 
     def bands(self) -> Sequence[Band[T]]:
         """Return the bands in which requests wait. The band of the highest priority goes first."""
@@ -185,7 +174,7 @@ class Queues(Generic[T]):
     def take(self, item: QueueItem[T]) -> None:
         """Remove a request from its queue, for whatever reason."""
         flow = self._bands[item.priority].flows[item.tenant]
-        at = bisect_left(flow.items, item.key, key=_BY_KEY)
+        at = bisect_left(flow.items, _BY_PLACE(item), key=_BY_PLACE)
         assert flow.items[at] is item
         del flow.items[at]
         self._count(flow, item, -1)
@@ -230,7 +219,7 @@ class Queues(Generic[T]):
         flow = band.flows[item.tenant]
         if not flow.items:
             flow.tag = max(flow.tag, band.floor)
-        insort(flow.items, item, key=_BY_KEY)
+        insort(flow.items, item, key=_BY_PLACE)
         self._count(flow, item, 1)
 
     def _count(self, flow: TenantFlow[T], item: QueueItem[T], by: int) -> None:
@@ -253,11 +242,8 @@ class _Waits(Protocol):
     """A request that has to be looked at by a certain time."""
 
     alarm_at: float
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def expires_at(self) -> float: ...
+    number: int
+    expires_at: float
 
 
 W = TypeVar("W", bound=_Waits)

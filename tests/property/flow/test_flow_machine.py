@@ -16,13 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from epp.base.errors import FlowRefusedError
 from epp.config.flow import Flow, WaitingSettings
 from epp.picker.flow.control import HEADROOM_S, PATIENCE, FlowControl, Forecast
-from epp.picker.flow.queues import QueueItem
+from epp.picker.flow.queues import _BY_PLACE, QueueItem
 from tests.invariants.flow import check_flow
 from tests.unit.picker.flow.a_fleet import RATE, AFleet, Ask, FlowGateway
 
 MOST_FORECASTS = 4
 """The most forecasts to find one request that may go."""
-EPSILON = 1e-9
 MOST_PUSHED_OUT = 64
 """A new request pushes out at most this many waiting requests."""
 
@@ -175,7 +174,7 @@ class FlowMachine(RuleBasedStateMachine):
             same_flow = (other.priority, other.tenant) == (gone.priority, gone.tenant)
             if other.look_at > self.now:
                 continue  # its server was busy a moment ago
-            if other.priority > gone.priority or (same_flow and other.key < gone.key):
+            if other.priority > gone.priority or (same_flow and _BY_PLACE(other) < _BY_PLACE(gone)):
                 assert self.fleet.forecast(other.payload, now=self.now).wait_s > HEADROOM_S
 
     def check_worth(self, refused: QueueItem[Ask]) -> None:
@@ -209,10 +208,9 @@ class FlowMachine(RuleBasedStateMachine):
     def bounds_hold(self) -> None:
         all_that_wait = list(self.waiting.values())
         self.check_bound(self.settings.in_all, all_that_wait)
-        for priority in {h.priority for h in all_that_wait}:
-            of_priority = [h for h in all_that_wait if h.priority == priority]
-            for tenant in {h.tenant for h in of_priority}:
-                self.check_bound(self.settings.per_tenant, [h for h in of_priority if h.tenant == tenant])
+        for flow in {(h.priority, h.tenant) for h in all_that_wait}:
+            of_flow = [h for h in all_that_wait if (h.priority, h.tenant) == flow]
+            self.check_bound(self.settings.per_tenant, of_flow)
 
     def check_bound(self, bound: WaitingSettings, waiting: list[QueueItem[Ask]]) -> None:
         assert len(waiting) <= bound.max_requests
@@ -292,5 +290,5 @@ def test_a_light_tenant_waits_for_one_request_of_each_other_at_most(tokens: list
     for size in tokens:
         gate.offer(Ask(size), tenant="greedy", now=0.0)
     light = gate.offer(Ask(10), tenant="light", now=0.0)
-    gate.run(now=0.0, until=2.0 + EPSILON)
+    gate.run(now=0.0, until=2.0 + 1e-9)
     assert light in gate.let_go

@@ -44,14 +44,11 @@ class AFleet:
         wait_s = max(0.0, self.busy_until[server] - now)
         return Forecast(wait_s, tokens / RATE, tokens, 0.0)
 
-    def take(self, payload: Ask, *, now: float) -> int:
-        """Book the request. Return the tokens that it costs there."""
-        if not self.busy_until:
-            return 0
-        server = self._best(payload, now=now)
-        tokens = self._tokens(payload, server)
-        self.busy_until[server] = max(now, self.busy_until[server]) + tokens / RATE
-        return tokens
+    def take(self, payload: Ask, *, now: float) -> None:
+        """Book the request."""
+        if self.busy_until:
+            server = self._best(payload, now=now)
+            self.busy_until[server] = max(now, self.busy_until[server]) + self._tokens(payload, server) / RATE
 
     def _best(self, payload: Ask, *, now: float) -> int:
         return min(
@@ -143,19 +140,19 @@ def an_item(
     ask: Ask = SECOND,
     priority: int = 0,
     tenant: str = "",
-    deadline: float = inf,
     expires_at: float = inf,
 ) -> QueueItem[Ask]:
     """Return the item of a request that came at time 0."""
     return QueueItem(
         payload=ask,
-        key=(0.0, number),
+        place=0.0,
+        number=number,
         priority=priority,
         tenant=tenant,
         size_bytes=0,
         tokens=1,
         arrived_at=0.0,
-        deadline=deadline,
+        deadline=inf,
         expires_at=expires_at,
     )
 

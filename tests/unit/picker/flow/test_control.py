@@ -41,12 +41,23 @@ def test_a_draining_gateway_lets_all_go_in_order_and_holds_no_request() -> None:
     assert gate.let_go[1:] == [newcomer, first, second]
 
 
-def test_a_request_that_cannot_be_in_time_is_refused_at_once() -> None:
+def test_a_greedy_tenant_leaves_room_after_another_was_refused() -> None:
     gate = gateway(Flow(deadline_seconds=2.0))
-    gate.offer(Ask(1500), now=0.0)
-    gate.offer(Ask(1000), now=0.0)
-    assert reasons(gate) == ["deadline"]
-    assert len(gate.flow) == 0
+    for tenant in ("light", *["greedy"] * 4):
+        gate.fleet.busy_until = [0.0]
+        gate.offer(SECOND, tenant=tenant, now=0.0)
+    gate.offer(Ask(1100), tenant="light", now=0.0)
+    assert (reasons(gate), len(gate.flow)) == (["deadline"], 0)
+    gate.fleet.busy_until = [0.5]
+    greedy, light = (gate.offer(Ask(100), tenant=tenant, now=0.0) for tenant in ("greedy", "light"))
+    gate.run(now=0.0, until=0.2)
+    assert gate.let_go[5:] == [light, greedy]
+    gate.fleet.busy_until = [0.9]
+    gate.offer(SECOND, priority=-1, now=0.2)
+    gate.fleet.busy_until = [0.7]
+    urgent = gate.offer(SECOND, tenant="greedy", now=0.2)
+    gate.pump(now=0.2)
+    assert gate.let_go[7:] == [urgent], "the room would go to a lower priority"
 
 
 def test_the_deadline_of_a_request_counts_before_that_of_the_policy() -> None:

@@ -15,15 +15,6 @@ from tests.invariants.flow import check_alarms, check_flow
 from tests.unit.picker.flow.a_fleet import SECOND, Ask, an_item, gateway, reasons
 
 
-def test_the_higher_priority_goes_first() -> None:
-    gate = gateway()
-    gate.offer(SECOND, now=0.0)
-    batch = gate.offer(SECOND, priority=0, now=0.1)
-    person = gate.offer(SECOND, priority=10, now=0.2)
-    gate.run(now=0.2, until=3.0)
-    assert gate.let_go[1:] == [person, batch]
-
-
 @pytest.mark.parametrize("order", [("back", "busy"), ("busy", "back")], ids=["goes at once", "waits"])
 def test_a_tenant_that_comes_back_has_saved_up_no_share(order: Sequence[str]) -> None:
     gate = gateway()
