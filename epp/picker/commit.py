@@ -103,11 +103,11 @@ class Commits:
             return
         enter(pick, Phase.ANSWERED)
         pick.decision.status = status
-        pick.failed = status >= 400 and pick.prefill is None and is_fault(status)
+        pick.failed = status >= 300 and pick.prefill is None and is_fault(status)
         # The address of the pick is compared, because the endpoint's current address may have changed since
         # then.
         mismatch = served is not None and served != pick.destinations[0]
-        self._fleet.answers.began(pick.wait, well=status < 400, now=now)
+        self._fleet.answers.began(pick.wait, well=status < 300, now=now)
         if served is not None:
             pick.decision.served = served
             if mismatch:
@@ -117,14 +117,14 @@ class Commits:
         pick.decision.served_by = pick.state.endpoint.name
         pick.decision.headers_s = now - pick.sent.at
         self._judge(pick, status, now=now)
-        if status < 400:
+        if status < 300:
             self._guesses.answered(pick, now=now)
         if pick.prefill is not None:
             self._prefilling.over(pick.prefill, status=status, now=now)
         if not pick.streams:
             # If an answer is not streamed, its headers come when it is finished. The headers of a streamed
             # answer come before it begins.
-            pick.state.answered(pick.guess.booking, computed=status < 400, now=now)
+            pick.state.answered(pick.guess.booking, computed=status < 300, now=now)
         self._send(Answered(now, pick, mismatch))
 
     def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
@@ -135,7 +135,7 @@ class Commits:
         decision.output_tokens = feedback.completion_tokens
         if feedback.first_token_at is not None:
             decision.ttft_s = feedback.first_token_at - pick.sent.at
-            if pick.phase in BEGUN and (decision.status or 0) < 400:
+            if pick.phase in BEGUN and (decision.status or 0) < 300:
                 self._guesses.computed(pick, now=now)
         if feedback.prompt_tokens and pick.prompt.teaches:
             tokens = self._caches.token_estimate(pick.state.model)
@@ -147,10 +147,10 @@ class Commits:
         if phase in OVER:
             return
         enter(pick, _ENDS[outcome])
-        pick.computed = outcome == "ended" and status is not None and status < 400 and pick.asks
+        pick.computed = outcome == "ended" and status is not None and status < 300 and pick.asks
         pick.decision.outcome = outcome
         self._fleet.answers.left(pick.wait)
-        if outcome == "failed" and (status is None or status < 400):
+        if outcome == "failed" and (status is None or status < 300):
             pick.failed = True
             self._failed(pick, now=now)  # the answer broke off
         may_be_empty = pick.computed and self._may_be_empty(pick, now=now)
@@ -158,7 +158,7 @@ class Commits:
             self._guesses.used(pick.guess, now=now)
         elif may_be_empty:
             self._guesses.doubt(pick, now=now)
-        elif outcome == "ended" and status is not None and status < 400:
+        elif outcome == "ended" and status is not None and status < 300:
             self._guesses.computed(pick, now=now)
         else:
             self._guesses.lost(pick)
@@ -176,7 +176,7 @@ class Commits:
         count the request.
         """
         if not pick.over:
-            if pick.phase in BEGUN and (pick.decision.status or 0) < 400:
+            if pick.phase in BEGUN and (pick.decision.status or 0) < 300:
                 self._fleet.failures.ended(pick.state, now=now)  # the last event of this answer
             enter(pick, Phase.DETACHED)
             self._fleet.answers.left(pick.wait)
@@ -199,11 +199,11 @@ class Commits:
             if fleet.failures.marks:
                 fleet.failures.good(state, model, proof=says, now=now)
             return
-        if status >= 400:
+        if status >= 300:
             pick.decision.status = status
             pick.failed = pick.prefill is None and is_fault(status)
             self._guesses.lost(pick)
-        if status >= 400 or says is Form.BARE:
+        if status >= 300 or says is Form.BARE:
             self._no_token(pick, now=now)
         if says in (Form.FAILS, Form.TELLS):
             # Of the two servers, the one that computed the prompt is suspected first.
@@ -309,7 +309,7 @@ def _says(pick: Pick, status: int, proof: Proof) -> Proof | Form | None:
     """Return what an answer with this status says of its server: how far it proves that the server is well,
     or in which form the server fails, if others do not. None: nothing.
     """
-    if status < 400:
+    if status < 300:
         # An answer without a body is right for a request without one, such as OPTIONS.
         if not pick.asks:
             return None

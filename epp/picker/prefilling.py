@@ -87,7 +87,7 @@ class Prefilling:
         """
         if job.over:
             return
-        job.over, computed = True, status is not None and status < 400
+        job.over, computed = True, status is not None and status < 300
         job.state.release(job.guess.booking, computed=computed, now=now)
         if computed:
             self._guesses.computed(job, now=now)

@@ -53,7 +53,7 @@ class Form(enum.Enum):
     LACKS = Proof.BEGUN, "it answers 404"
     """A 404 for a model and a path for which another server answers."""
     REFUSES = Proof.BEGUN, "it refuses requests that other servers answer"
-    """Any other 4xx, for a model and a path for which another server answers. A probe has to confirm it."""
+    """A 3xx or another 4xx, where another server answers at this path. A probe has to confirm it."""
     CUTS = Proof.WHOLE, "its answers break off midway"
     TELLS = Proof.TOKEN, "its answers begin and then tell of an error"
     """The body of an answer has an error."""

@@ -57,7 +57,7 @@ class RoutedPrompts:
                     self._unanswered[request] = question.inference
             case Answered(request=request):
                 status = request.decision.status
-                if status is not None and status < 400:  # after a refusal the server has computed nothing
+                if status is not None and status < 300:  # after a refusal the server has computed nothing
                     self._let_go(request, answered=True)
             case Ended(request=request):
                 self._let_go(request, answered=False)

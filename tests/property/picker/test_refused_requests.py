@@ -91,7 +91,7 @@ class RefusalMachine(RuleBasedStateMachine):
             self.vain.append(self.pickers[0].pick(asked, now=self.now))
 
     @precondition(lambda self: self.vain)
-    @rule(data=st.data(), status=st.sampled_from([400, 404, 413, 429, 500, 503]), elsewhere=st.booleans())
+    @rule(data=st.data(), status=st.sampled_from([307, 400, 404, 413, 429, 500]), elsewhere=st.booleans())
     def it_is_refused(self, *, data: st.DataObject, status: int, elsewhere: bool) -> None:
         pick = self.vain.pop(data.draw(st.integers(0, len(self.vain) - 1)))
         served = (B if pick.destinations[0] == A else A) if elsewhere else None
