@@ -216,9 +216,9 @@ class Misses:
         """Process waiting requests until these steps are done. Return whether requests still wait."""
         end = self._waiting_steps - steps
         while self._waiting and self._waiting_steps > end:
-            proved, request = self._waiting.popleft()
-            self._waiting_steps -= _steps(request)
-            self._look_at(proved, request)
+            proved, pick = self._waiting.popleft()
+            self._waiting_steps -= _steps(pick)
+            self._look_at(proved, pick)
         return bool(self._waiting)
 
     def bucket(self, *, now: float) -> Bucket:
@@ -236,8 +236,8 @@ class Misses:
 
     # -- one request -----------------------------------------------------------------------------------------
 
-    def _look_at(self, proved: Proved, request: Pick) -> None:
-        decision, chain, guess = request.decision, request.chain, request.guess
+    def _look_at(self, proved: Proved, pick: Pick) -> None:
+        decision, chain, guess = pick.decision, pick.chain, pick.guess
         bucket = self.bucket(now=proved.at)
         bucket.by_policy[f"{decision.policy} ({decision.rule})"].update(
             requests=1, prompt_tokens=decision.prompt_tokens, matched_tokens=decision.matched_tokens
@@ -254,19 +254,19 @@ class Misses:
             holder = next((c.name for c in decision.candidates if c.matched_tokens == best), None)
             bucket.miss(LOW_GAIN if low else ELSEWHERE, held_elsewhere, server=holder)
         if guess.table is self._picker.caches.table:
-            self._split(bucket, request, best=best)
+            self._split(bucket, pick, best=best)
         else:
             bucket.miss(NEW, missed - held_elsewhere)  # prompts are cut differently now
         if proved.held is not None:
-            server = request.state.endpoint
-            sent = SentPrompt(server.name, hash((server.process, guess.process)), request.wait.sent_at)
+            server = pick.state.endpoint
+            sent = SentPrompt(server.name, hash((server.process, guess.process)), pick.wait.sent_at)
             self.seen.note(chain[proved.held :], sent)
 
-    def _split(self, bucket: Bucket, request: Pick, *, best: int) -> None:
+    def _split(self, bucket: Bucket, pick: Pick, *, best: int) -> None:
         """Find the cause for each chunk that no candidate held. The remaining tokens are ends of prompts."""
-        decision, chain, table = request.decision, request.chain, request.guess.table
-        tokens_per_byte = decision.prompt_tokens / max(1, request.prompt.size.text_bytes)
-        metrics = request.state.metrics
+        decision, chain, table = pick.decision, pick.chain, pick.guess.table
+        tokens_per_byte = decision.prompt_tokens / max(1, pick.prompt.size.text_bytes)
+        metrics = pick.state.metrics
         block = (metrics.block_size if metrics is not None else None) or _USUAL_BLOCK_TOKENS
         # cached tokens are rounded down to blocks
         first = chunks_in(table.schedule, int((best + block) / tokens_per_byte)) if best else 0
@@ -286,19 +286,19 @@ class Misses:
                 continue
             sent = followed(chunk)
             part: tuple[Cause, EndpointName | None] = NEW, None
-            if sent is not None and sent.at <= request.wait.sent_at:  # else it was after this pick
-                part = self._cause_of(sent, request, held=held.get(sent.server, 0) > n), sent.server
+            if sent is not None and sent.at <= pick.wait.sent_at:  # else it was after this pick
+                part = self._cause_of(sent, pick, held=held.get(sent.server, 0) > n), sent.server
             tokens = table.size_bytes(n, n + 1) * tokens_per_byte
             parts[part] = parts.get(part, 0.0) + tokens * one_in
         for (cause, server), tokens in parts.items():
             bucket.miss(cause, tokens, server=server)
 
-    def _cause_of(self, sent: SentPrompt, request: Pick, *, held: bool) -> Cause:
+    def _cause_of(self, sent: SentPrompt, pick: Pick, *, held: bool) -> Cause:
         """Return the cause for a chunk that was sent somewhere before. held: that server still holds it."""
         state = self._picker.fleet.get(sent.server)
         if state is None or hash((state.endpoint.process, state.process)) != sent.process:
             return RESTARTED
-        return UNAVAILABLE if held and state is not request.state else EVICTED
+        return UNAVAILABLE if held and state is not pick.state else EVICTED
 
     # -- what people see -------------------------------------------------------------------------------------
 
@@ -342,8 +342,8 @@ class Misses:
         return servers
 
 
-def _steps(request: Pick) -> int:
-    return _REQUEST_STEPS + len(request.chain)
+def _steps(pick: Pick) -> int:
+    return _REQUEST_STEPS + len(pick.chain)
 
 
 def _shown(sums: Mapping[str, int]) -> dict[str, Any]:

@@ -169,7 +169,7 @@ class Tap:
             self._end()
             return
         key = self.picker.caches.secret.key
-        line = encode(line_of(event.request, unix_now_s=time.time(), key=key))
+        line = encode(line_of(event.pick, unix_now_s=time.time(), key=key))
         self._lines.append(line)
         self._following += 1
         self._lines_bytes += len(line)
@@ -184,11 +184,11 @@ class Tap:
         self.picker.recorders -= 1
 
 
-def line_of(request: Pick, *, unix_now_s: float, key: bytes) -> RecordedRequest:
+def line_of(pick: Pick, *, unix_now_s: float, key: bytes) -> RecordedRequest:
     """Return what a recording keeps of a request. key: of the hashes of tenants' names, at most 64
     bytes: the picker's secret, so that nobody can guess names.
     """
-    decision, tenant = request.decision, ""
+    decision, tenant = pick.decision, ""
     if decision.tenant:
         name = decision.tenant.encode("utf-8", "surrogatepass")
         tenant = blake2b(name, key=key, digest_size=_TENANT_BYTES).hexdigest()
@@ -196,12 +196,12 @@ def line_of(request: Pick, *, unix_now_s: float, key: bytes) -> RecordedRequest:
         at_unix_s=decision.at_unix_s,
         waited_s=decision.waited_s,
         kind=str(decision.kind),
-        base_model=request.state.model,
+        base_model=pick.state.model,
         adapter=decision.adapter,
         tenant=tenant,
         priority=decision.priority,
-        stream=request.streams,
-        prompt_bytes=request.prompt.size.text_bytes,
+        stream=pick.streams,
+        prompt_bytes=pick.prompt.size.text_bytes,
         prompt_tokens=decision.prompt_tokens,
         matched_tokens=decision.matched_tokens,
         reason=decision.reason,
@@ -213,7 +213,7 @@ def line_of(request: Pick, *, unix_now_s: float, key: bytes) -> RecordedRequest:
         cached_tokens=decision.cached_tokens,
         ttft_s=decision.ttft_s,
         output_tokens=decision.output_tokens,
-        chunks=pack_hashes(request.chain),
+        chunks=pack_hashes(pick.chain),
     )
 
 

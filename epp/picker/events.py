@@ -206,7 +206,7 @@ class TimedEvent(PickerEvent, frozen=True):
 
 
 class OfRequest(TimedEvent, frozen=True):
-    request: Pick
+    pick: Pick
 
 
 class OfServer(TimedEvent, frozen=True):
@@ -224,11 +224,11 @@ class Began(OfRequest, frozen=True):
         """
         if self.question.began_s is None:
             return 0.0
-        return max(0.0, timer_s - self.question.began_s - self.request.decision.waited_s)
+        return max(0.0, timer_s - self.question.began_s - self.pick.decision.waited_s)
 
 
 class Moved(OfRequest, frozen=True):
-    """Another server than the first choice took the request. `request` already names this server. An
+    """Another server than the first choice took the request. `pick` already names this server. An
     `Answered` follows.
     """
 

@@ -230,10 +230,10 @@ class Gate:
 
     def _on_event(self, event: PickerEvent) -> None:
         """Learn from a sampled answer how long the answers of a tenant are."""
-        if isinstance(event, Ended) and (tokens := event.request.decision.output_tokens) is not None:
-            queue = self._queues.get(event.request.state.model)
+        if isinstance(event, Ended) and (tokens := event.pick.decision.output_tokens) is not None:
+            queue = self._queues.get(event.pick.state.model)
             if queue is not None:
-                queue.control.answers.learn(event.request.decision.tenant, tokens)
+                queue.control.answers.learn(event.pick.decision.tenant, tokens)
 
     def _priority(self, spec: Flow, claim: FlowClaim, question: Question, queue: ModelQueue) -> int:
         """Return the priority of the request. The first of these that gives a priority counts: the objective

@@ -26,11 +26,11 @@ class Seen:
 
     def on_event(self, event: PickerEvent) -> None:
         if isinstance(event, Began):
-            self.picks.append(event.request)
+            self.picks.append(event.pick)
         elif isinstance(event, Answered):
             self.mismatches.append(event.mismatch)
         elif isinstance(event, Ended):
-            self.over.append(event.request)
+            self.over.append(event.pick)
         elif isinstance(event, Refused):
             self.refusals.append((event.request_id, event.error))
         elif isinstance(event, ProtocolFault):

@@ -172,9 +172,9 @@ class Metrics:
             self._requests.prompt_tokens += event.work.decision.prompt_tokens
             self._requests.matched_tokens += event.work.decision.matched_tokens
         elif type(event) is Answered:
-            self._answered(event.request.decision, mismatch=event.mismatch)
+            self._answered(event.pick.decision, mismatch=event.mismatch)
         elif type(event) is Ended:
-            self._ended(event.request.decision)
+            self._ended(event.pick.decision)
         elif type(event) is Refused:
             self._refused(event.request_id, event.error)
         elif type(event) is Cut:
@@ -183,7 +183,7 @@ class Metrics:
             self._requests.protocol_errors[event.reason] += 1
 
     def _began(self, event: Began) -> None:
-        decision, counts = event.request.decision, self._requests
+        decision, counts = event.pick.decision, self._requests
         counts.in_flight += 1
         counts.pick_seconds.observe(event.picked_in_s(timer_s=self.timer()))
         self._servers[decision.chosen].picks[decision.reason] += 1

@@ -52,10 +52,10 @@ class Tracer:
         if type(event) is Began:
             self._begin(event)
         elif type(event) is Ended:
-            self._end(event.request)
+            self._end(event.pick)
 
     def _begin(self, event: Began) -> None:
-        decision, caller = event.request.decision, event.question.trace
+        decision, caller = event.pick.decision, event.question.trace
         span = self._tracer.start_span(
             SPAN_NAME,
             _CALLER.extract({"traceparent": caller}, Context()) if caller else Context(),
@@ -66,14 +66,14 @@ class Tracer:
         if context.trace_flags.sampled:
             decision.trace_id = f"{context.trace_id:032x}"
             end = decision.at_unix_s + event.picked_in_s(timer_s=self._timer())
-            self._open[id(event.request)] = span, end
+            self._open[id(event.pick)] = span, end
 
-    def _end(self, request: Pick) -> None:
-        span, end_unix_s = self._open.pop(id(request), (None, 0.0))
+    def _end(self, pick: Pick) -> None:
+        span, end_unix_s = self._open.pop(id(pick), (None, 0.0))
         if span is None:
             return
-        span.set_attributes(attributes_of(request.decision))
-        if error := error_of(request.decision):
+        span.set_attributes(attributes_of(pick.decision))
+        if error := error_of(pick.decision):
             span.set_status(Status(StatusCode.ERROR, error))
         span.end(int(end_unix_s * 1e9))
 

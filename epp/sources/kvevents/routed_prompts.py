@@ -48,34 +48,34 @@ class RoutedPrompts:
 
     def on_event(self, event: PickerEvent) -> None:
         match event:
-            case Began(request=request, question=question) if request.chain:
+            case Began(pick=pick, question=question) if pick.chain:
                 size = len(question.inference.prompt)
                 if self.held_bytes + size > self._max_bytes:
                     self.dropped += 1
                 else:
                     self._kept_bytes += size
-                    self._unanswered[request] = question.inference
-            case Answered(request=request):
-                status = request.decision.status
+                    self._unanswered[pick] = question.inference
+            case Answered(pick=pick):
+                status = pick.decision.status
                 if status is not None and status < 300:  # after a refusal the server has computed nothing
-                    self._let_go(request, answered=True)
-            case Ended(request=request):
-                self._let_go(request, answered=False)
+                    self._let_go(pick, answered=True)
+            case Ended(pick=pick):
+                self._let_go(pick, answered=False)
             case Restarted(server=server):
                 self.restarted.append(server.endpoint.name)
 
-    def _let_go(self, request: Pick, *, answered: bool) -> None:
+    def _let_go(self, pick: Pick, *, answered: bool) -> None:
         """Queue a prompt whose answer begins. Drop a prompt whose answer will not begin."""
-        inference = self._unanswered.pop(request, None)
+        inference = self._unanswered.pop(pick, None)
         if inference is None:
             return
         if answered and len(self._queue) < self._max_prompts:
             routed = RoutedPrompt(
-                server=request.state.endpoint.name,
-                adapter=request.decision.adapter,
+                server=pick.state.endpoint.name,
+                adapter=pick.decision.adapter,
                 inference=inference,
-                chain=request.chain,
-                schedule=request.guess.table.schedule,
+                chain=pick.chain,
+                schedule=pick.guess.table.schedule,
             )
             self._queue.append(routed)
             return

@@ -145,7 +145,7 @@ def _packed(work: Pick | PrefillJob) -> bytes:
     return pack_hashes(work.guess.chain[: batches.MOST_CHUNKS])
 
 
-def _kept(request: Pick) -> Kept:
-    if request.phase is Phase.DETACHED:
+def _kept(pick: Pick) -> Kept:
+    if pick.phase is Phase.DETACHED:
         return Kept.DETACHED
-    return Kept.COMPUTED if request.guess.proven and request.computed else Kept.LOST
+    return Kept.COMPUTED if pick.guess.proven and pick.computed else Kept.LOST

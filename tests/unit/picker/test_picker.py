@@ -229,7 +229,7 @@ def test_a_request_sends_events_when_it_begins_moves_is_answered_and_ends() -> N
         (Ended, 3.0),
     ]
     of_requests = [event for event in events if isinstance(event, Began | Moved | Answered | Ended)]
-    assert {id(event.request) for event in of_requests} == {id(pick)}
+    assert {id(event.pick) for event in of_requests} == {id(pick)}
     assert isinstance(events[3], Answered)
     assert events[3].mismatch
 
@@ -241,7 +241,7 @@ def test_a_fault_is_known_with_the_first_event_of_the_answer(status: int, fault:
 
     def note(event: PickerEvent) -> None:
         if isinstance(event, Began | Moved | Answered):
-            failed.append((type(event), event.request.failed))
+            failed.append((type(event), event.pick.failed))
 
     picker.subscribe(note)
     pick = picker.pick(LONG, now=1.0)

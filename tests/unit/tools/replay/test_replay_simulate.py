@@ -130,7 +130,7 @@ def test_prompts_share_as_many_chunks_as_when_recorded(
     for at_s, request in trace.calls:
         router.route(request, now=at_s)
         router.ended(request.request_id, failed=False, cached_tokens=0, now=at_s)
-    matched = [event.request.decision.matched_tokens for event in events if isinstance(event, Ended)]
+    matched = [event.pick.decision.matched_tokens for event in events if isinstance(event, Ended)]
     assert matched == [line.matched_tokens for line in lines] == [0, shared * 256 // 4]
 
 
