@@ -63,11 +63,7 @@ def test_no_input_makes_the_c_code_read_or_write_beyond_its_buffers(
     ("path", "bound", "mistake"),
     [
         (JSONTEXT, "for (; end - at >= 16; at += 16)", "for (; end - at >= 15; at += 16)"),
-        (
-            JSONTEXT,
-            "while (at < end && is_space(*at))\n        at++;\n    return",
-            "while (is_space(*at))\n        at++;\n    return",
-        ),
+        (JSONTEXT, "while (at < end && (*at == ' '", "while ((*at == ' '"),
         (WIRE, "if (at >= from->end)", "if (at > from->end)"),
         (
             WIRE,
