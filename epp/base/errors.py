@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Final
 
-DETAILS: Final = "picker_"
+DETAILS_PREFIX: Final = "picker_"
 """Prefix of the response details that the data plane writes into its access log when the picker answered with
 an error. `PickError.reason` follows the prefix.
 """

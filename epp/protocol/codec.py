@@ -23,7 +23,7 @@ from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from google.protobuf.message import DecodeError
 
-from epp.base.errors import DETAILS
+from epp.base.errors import DETAILS_PREFIX
 from epp.protocol import _wire
 from epp.protocol.header_names import DESTINATION, MOST_ADDRESSES, RESPONSE_NAMES
 from epp.protocol.http_events import (
@@ -325,7 +325,7 @@ def _encode_any(action: Answer | Refuse | Delay) -> bytes:
         immediate = response.immediate_response
         immediate.status.code = action.status
         immediate.body = action.body
-        immediate.details = DETAILS + action.reason
+        immediate.details = DETAILS_PREFIX + action.reason
         _set_headers(immediate.headers, action.headers)
     return bytes(response.SerializeToString())
 

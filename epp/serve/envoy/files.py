@@ -27,7 +27,7 @@ import xxhash
 import yaml
 
 from epp.base.errors import (
-    DETAILS,
+    DETAILS_PREFIX,
     BlockedPathError,
     BodyTooLargeError,
     ConfigError,
@@ -263,13 +263,13 @@ def _filled(node: Any, values: Mapping[str, Any]) -> Any:
 def _error_replies() -> list[Message]:
     """Return how Envoy writes its own errors: as JSON that the clients of OpenAI's and of Anthropic's API
     parse. The first whose filter matches decides. The picker's own answers pass unchanged, because their
-    details begin with `DETAILS`. A status that is not in the table gets a general text.
+    details begin with `DETAILS_PREFIX`. A status that is not in the table gets a general text.
     """
     other = (PickError.error_type, PickError.reason, "the gateway could not answer")
     overflow = {"filter": _details(f"response.code_details == '{_OVERFLOW}'"), "status_code": 431}
     mark = {"headers_to_add": [{"header": {"key": "connection", "value": "close"}}]}
     return [
-        {"filter": _details(f"response.code_details.startsWith('{DETAILS}')")},
+        {"filter": _details(f"response.code_details.startsWith('{DETAILS_PREFIX}')")},
         {**overflow, **_body(*_ERRORS[431])},
         *(
             {"filter": _status(status, "EQ"), **_body(*error), **(mark if status == 400 else {})}
