@@ -94,8 +94,8 @@ class Mark:
     """The model that fails, if only one model fails. Empty: the server fails at all models."""
     share: float = 0.0
     at: float = 0.0
-    """When the share was true. The share halves every `_HALF_LIFE_S` from then on, unless the server is left
-    out.
+    """When the share was true. The share halves every `_HALF_LIFE_S` from then on, unless the server is
+    ejected.
     """
     out: bool = False
     """Whether the share was over the limit and has not come back under it."""
@@ -116,8 +116,8 @@ class Mark:
     asked_model: str = ""
     """The model that the last failed request asked for. Empty: not known."""
     verdict: Verdict | None = None
-    """Result of the last probe. None: there was no probe since the last failure, or since the server was left
-    out."""
+    """Result of the last probe. None: there was no probe since the last failure, or since the server was
+    ejected."""
     control: EndpointState | None = None
     """Another server, which answers what this one refuses. If this one refuses a probe too, the control gets
     the same probe.
