@@ -53,8 +53,10 @@ def test_fresh_numbers_of_a_server_are_shown_and_stale_ones_are_unknown() -> Non
     assert (fresh.running, fresh.waiting, fresh.kv_usage, fresh.prefix_hits_tokens) == (3, 1, 0.5, 50.0)
     assert (fresh.scrape_age_s, fresh.scrape_ok, unread.scrape_ok) == (1.0, True, False)
     assert (unread.running, unread.kv_usage, unread.scrape_age_s) == (None, None, None)
+    site.scraper.targets[EndpointName("a")].error = "refused"
     (stale, _) = reported(site, now=100.0)
     assert (stale.running, stale.prefix_queries_tokens) == (None, None)
+    assert (stale.scrape_age_s, stale.scrape_ok, stale.scrape_error) == (90.0, False, "refused")
 
 
 def test_requests_in_flight_and_expected_hits_are_the_pickers_own() -> None:
