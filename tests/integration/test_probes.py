@@ -94,7 +94,7 @@ async def verdict_on(address: Address, *, about: str = "", queued: bool = False)
         (sends('data: {"error": {"code": 500}}\n\n', "text/plain"), "ill"),
         (sends('{"text": "2"}\n', "application/x-ndjson"), "unclear"), (sends("2", "text/plain"), "unclear"),
         (sends("", "application/json"), "ill"), (sends("", "text/event-stream"), "ill"),
-        (breaks_off, "ill"), (status_only(302), "ill"), (never_ends, "unclear"), (headers_only, "ill"),
+        (breaks_off, "ill"), (status_only(302), "refused"), (never_ends, "unclear"), (headers_only, "ill"),
     ],
 )  # fmt: skip
 async def test_the_verdict_follows_from_the_servers_answer(handler: Handler, verdict: Verdict) -> None:

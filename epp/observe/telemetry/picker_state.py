@@ -146,7 +146,7 @@ class PickerStatus:
     probes: Mapping[Verdict, int] = counter(
         "epp_probes_total",
         "Requests of one token that the picker itself sent to servers whose answers had failed, by "
-        "verdict: well, ill, refused (4xx), unclear (no connection, or too long an answer).",
+        "verdict: well, ill, refused (3xx, 4xx), unclear (no connection, or too long an answer).",
         "verdict",
     )
     log_lines_left_out: Mapping[str, int] = counter(

@@ -49,7 +49,7 @@ class Account:
     model: str = ""
     """The model of the last good answer, or of the first request. Empty: not known."""
     refused: int = 0
-    """Requests that were refused (4xx) since the last good answer."""
+    """Requests that were refused (3xx, 4xx) since the last good answer."""
     noes: int = 0
     """Requests that ended without a token, while real answers to them would still go on."""
     no_tokens: int = 0

@@ -103,10 +103,10 @@ class FailingServers:
             mark.ends.append(now)
 
     def compare(self, state: EndpointState, form: Form, model: str, *, path_hash: int, now: float) -> bool:
-        """Compare the server with others after an answer that may be its client's own fault: a 4xx, or a bare
-        one. Return whether it counts as a failure: a 404 if another server has answered for this model at the
-        same path, other refusals if several come in a row at this server alone, unless a probe can tell more,
-        and bare answers if, besides, a token was read at that other server.
+        """Compare the server with others after an answer that may be its client's own fault: a 3xx, a 4xx, or
+        a bare one. Return whether it counts as a failure: a 404 if another server has answered for this model
+        at the same path, other refusals if several come in a row at this server alone, unless a probe can
+        tell more, and bare answers if, besides, a token was read at that other server.
         """
         if state.gone:
             return False

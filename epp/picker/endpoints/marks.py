@@ -27,7 +27,7 @@ _LONGEST_TRIALS: Final = 4.0
 """A trial is due after this many trial intervals, even if few requests came."""
 
 Verdict = Literal["well", "ill", "refused", "unclear"]
-"""The result of a probe. refused: the server answered 4xx. unclear: the probe proves nothing."""
+"""The result of a probe. refused: the server answered 3xx or 4xx. unclear: the probe proves nothing."""
 
 
 class Proof(enum.IntEnum):

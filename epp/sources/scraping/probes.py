@@ -78,7 +78,7 @@ async def _ask(client: PageClient, probe: Probe, key: dict[str, str]) -> Verdict
     except TimeoutError:
         return "unclear" if probe.queued else "ill"
     except NoPageError as error:
-        status = error.status if error.status >= 400 else _NO_ANSWER
+        status = error.status if error.status >= 300 else _NO_ANSWER
     except MetricsError:
         return "unclear"  # the answer is too long to be read
     except (OSError, ValueError):
@@ -107,6 +107,6 @@ def verdict_of(status: int, *, about_model: bool) -> Verdict:
 
     Other refusals may say nothing: the server may want a key, or may not support completions.
     """
-    if status < 400:
+    if status < 300:
         return "well"
     return "ill" if is_fault(status) or (status == 404 and about_model) else "refused"

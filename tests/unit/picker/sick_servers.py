@@ -57,9 +57,9 @@ class Traffic:
     """Clients that send their next request when their last answer has ended. 0: requests come at even
     times."""
     poisoners: int = 0
-    """Clients whose requests every server refuses with 400. They send as `clients` do, besides the others."""
+    """Clients whose requests every server refuses. They send as `clients` do, besides the others."""
     poison: int = 400
-    """Their status, or 204: a body without a token."""
+    """The status, or 204: a body without a token."""
     poisoner_s: float = 0.002
     """How long each of these requests takes."""
     begins_s: float = 0.2
@@ -77,7 +77,7 @@ class Traffic:
     readable: bool = True
     """The data plane hands the picker the bodies of answers that it asks for."""
     wants_key: bool = False
-    """All servers answer 401 to probes, because the pickers have no key."""
+    """All servers answer probes as they do poisoners, because the pickers have no key."""
     shares: bool = False
     """The pickers share what they know, 20 ms later."""
     stuck: bool = False
@@ -215,7 +215,7 @@ class _Run:
         if status is None or (ill and self.traffic.stuck):
             return 3.0, "unclear" if due.queued else "ill"
         if self.traffic.wants_key:
-            return delay, "refused"
+            return delay, verdict_of(self.traffic.poison, about_model=False)
         in_body = self.traffic.body_status if ill and status < 400 else 0
         return delay, verdict_of(in_body if in_body >= 400 else status, about_model=bool(due.mark.about))
 
@@ -266,7 +266,7 @@ class _Run:
             self._at(now + 10.0, request.end("aborted"))
             self.failed += 1
         else:
-            self.failed += status >= 400
+            self.failed += status >= 300
             follow = self._finish
             if ill and self.traffic.stuck:
                 follow = self._fall_silent
@@ -299,7 +299,7 @@ class _Run:
         if status == 200:
             self._tokens[name] += 1
             self._began[name] += 1
-        end = request.end("failed" if status >= 500 else "ended", body_status=200 if status < 400 else None)
+        end = request.end("failed" if status >= 500 else "ended", body_status=200 if status < 300 else None)
 
         def over(then: float) -> None:
             self._running[name] -= 1

@@ -62,7 +62,7 @@ def test_a_bad_server_gets_at_most_its_share_of_the_first_ten(
     assert sum(run.run(until_s).of_first_ten() for run in runs) <= most * len(runs)
 
 
-@pytest.mark.parametrize(("rule", "status"), list(product(RULES, [500, 401])))
+@pytest.mark.parametrize(("rule", "status"), list(product(RULES, [500, 401, 302])))
 def test_clients_of_a_server_that_falls_ill_leave_it(rule: RuleName, status: int) -> None:
     fields = {**WAITING, "sick": lambda model: (0.002, status), "clients": 12, "sick_from": 1.0}
     runs = [Traffic(seed=seed, rule=rule, sick_one="abc"[seed % 3], **fields) for seed in range(6)]
@@ -95,7 +95,7 @@ def test_bad_requests_keep_others_from_no_server(rule: RuleName) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("poison", "wants_key"), [(400, False), (400, True), (204, False)])
+@pytest.mark.parametrize(("poison", "wants_key"), [(400, False), (400, True), (302, True), (204, False)])
 def test_clients_with_bad_requests_leave_no_server_out(
     rule: RuleName, poison: int, *, wants_key: bool
 ) -> None:
