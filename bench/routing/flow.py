@@ -74,9 +74,9 @@ class FlowRouter(PickerRouter):
         self._gate = Gate(self.pickers[0])
 
     def route(self, request: SimRequest, *, now: float) -> str | None:
-        gate, picker, asked = self._gate, self.pickers[0], self._pick_request(request)
+        gate, picker, question = self._gate, self.pickers[0], self._pick_request(request)
         if not gate.on:
-            return self._send(request, asked, picker, now=now)
+            return self._send(request, question, picker, now=now)
 
         def decided(fate: Pick | PickError, at: float) -> None:
             sent = None if isinstance(fate, PickError) else self._begun(request, fate, picker, now=at)
@@ -85,7 +85,7 @@ class FlowRouter(PickerRouter):
         claim = FlowClaim(objective=str(request.priority), tenant=request.tenant)
         try:
             fate = gate.offer(
-                asked, claim, decided, size_bytes=asked.body_bytes, longest_s=float("inf"), now=now
+                question, claim, decided, size_bytes=question.body_bytes, longest_s=float("inf"), now=now
             )
         except PickError:
             return None

@@ -75,7 +75,7 @@ class Commits:
         question, prompt, adapter, slots, choice = considered
         state, helper, prefix, beginning = self._fleet.states()[slots[0]], None, 0, 0
         if choice is not None:
-            prefix, beginning = choice.weighed.asked.prefix, choice.weighed.asked.beginning
+            prefix, beginning = choice.weighed.request.prefix, choice.weighed.request.beginning
             if choice.reason == "trial":
                 self._fleet.failures.tried(state, decision.model, now=now)
             if self._fleet.prefilling:

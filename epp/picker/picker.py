@@ -159,7 +159,7 @@ class Picker:
         snapshot = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
         found = self.caches.table.holders(prompt.chain)
         holder = self._holder(question, now=now) if question.names_state else None
-        asked = SchedulingRequest(
+        request = SchedulingRequest(
             at=now,
             prompt_tokens=prompt.tokens,
             cached_tokens=self.caches.cached_tokens(prompt, found, fleet.columns.block_tokens)[snapshot.at],
@@ -173,7 +173,7 @@ class Picker:
         )
         if self.dry_run is not None:
             self.dry_run.follow(self._rng)
-        choice = self._scheduler.schedule(asked, snapshot)
+        choice = self._scheduler.schedule(request, snapshot)
         return Considered(
             question, prompt, adapter, [snapshot.slots[place] for place in choice.places], choice
         )
@@ -227,15 +227,15 @@ class Picker:
         if choice is not None:
             first, weighed = choice.places[0], choice.weighed
             reason = "no_state" if question.names_state and choice.reason not in _DECIDED else choice.reason
-            matched_tokens = int(weighed.asked.cached_tokens.item(first))
+            matched_tokens = int(weighed.request.cached_tokens.item(first))
             predicted_s = float(weighed.first_token_s(first))
-            cached = weighed.asked.cached_tokens
+            cached = weighed.request.cached_tokens
             shown = choice.only_ranked() if len(cached) > MOST else choice
             candidates = ShownCandidates(shown, self._spec, int(cached.item(cached.argmax())))
             if (tried := self.dry_run) is not None:
                 spec, among = tried.policy.spec, choice.weighed.seen.slots
                 seen = self.fleet.snapshot(among, model=inference.model, adapter=adapter, spec=spec, now=now)
-                would_pick = tried.choose(choice.weighed.asked, seen, place=first)
+                would_pick = tried.choose(choice.weighed.request, seen, place=first)
         return Decision(
             request_id=question.request_id,
             at_unix_s=now + self._unix_offset_s,

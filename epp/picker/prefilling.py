@@ -56,8 +56,8 @@ class Prefilling:
         snapshot = fleet.snapshot(slots, model=model, adapter=adapter, spec=spec, now=now)
         held = self._caches.table.holders(prompt.chain)
         cached = self._caches.cached_tokens(prompt, held, fleet.columns.block_tokens)[snapshot.at]
-        asked = SchedulingRequest(at=now, prompt_tokens=prompt.tokens, cached_tokens=cached)
-        found = computed_elsewhere(choice, asked, snapshot, spec=spec, rng=self._rng)
+        request = SchedulingRequest(at=now, prompt_tokens=prompt.tokens, cached_tokens=cached)
+        found = computed_elsewhere(choice, request, snapshot, spec=spec, rng=self._rng)
         if found is None:
             return None
         place, why = found

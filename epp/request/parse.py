@@ -104,9 +104,9 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
     if too_costly(body):
         return skim_request(path, body, unread=COSTLY)
     try:
-        asked = api_fields.DECODE(body)
-        parse = parse or _api_of_fields(asked)
-        return skim_request(path, body) if parse is None else parse(asked)
+        fields = api_fields.DECODE(body)
+        parse = parse or _api_of_fields(fields)
+        return skim_request(path, body) if parse is None else parse(fields)
     except _UNREADABLE as error:
         if path:
             _refuse_unreadable(body, error)
@@ -130,11 +130,11 @@ def plain_chat(body: Body) -> InferenceRequest | None:
     if len(rest) > SMALL_BYTES and too_costly(rest):
         return None
     try:
-        asked = api_fields.DECODE(rest)
-        if not asked.messages or bytes(asked.messages[0].role) != _MARKED_ROLE:
+        fields = api_fields.DECODE(rest)
+        if not fields.messages or bytes(fields.messages[0].role) != _MARKED_ROLE:
             return None
-        asked.messages = None
-        return _parse_chat(asked, prompt)
+        fields.messages = None
+        return _parse_chat(fields, prompt)
     except _UNREADABLE:
         return None
 
@@ -152,8 +152,8 @@ def skim_request(path: str, body: Body, *, unread: str = "") -> InferenceRequest
         return InferenceRequest(kind=kind, model=model, media=Media(sound=tokens), unread=unread)
     model = named = ""
     with suppress(*_UNREADABLE):
-        asked, *ids = [Raw(body[at]) for at in places_of(body, "model", *_NAMING.get(kind, ()))]
-        model, named = name_in(asked) or "", id_in_body(*ids)
+        model_json, *ids = [Raw(body[at]) for at in places_of(body, "model", *_NAMING.get(kind, ()))]
+        model, named = name_in(model_json) or "", id_in_body(*ids)
     return InferenceRequest(kind=kind, model=model, names_state=named, unread=unread)
 
 
@@ -165,20 +165,20 @@ def _api(path: str) -> tuple[ApiKind, _Parse | None]:
     return next(((kind, parse) for ending, kind, parse in _APIS if plain.endswith(ending)), _OTHER)
 
 
-def _api_of_fields(asked: Fields) -> _Parse | None:
+def _api_of_fields(fields: Fields) -> _Parse | None:
     """Return the parser of the API that the fields show. If two APIs have these fields, return one whose
     canonical prompts are the same, so that prefixes are found for both.
     """
-    if asked.messages is not None:
-        return _parse_chat if asked.system is NO_RAW else _parse_messages
-    if asked.prompt is not NO_RAW or asked.prompt_embeds is not NO_RAW:
+    if fields.messages is not None:
+        return _parse_chat if fields.system is NO_RAW else _parse_messages
+    if fields.prompt is not NO_RAW or fields.prompt_embeds is not NO_RAW:
         return _parse_completions
-    if asked.input is not NO_RAW:
-        text = bytes(memoryview(asked.input)[:64])
+    if fields.input is not NO_RAW:
+        text = bytes(memoryview(fields.input)[:64])
         plain_items = text[:1] == b"[" and text[1:].lstrip()[:1] != b"{"
-        embeds = plain_items or asked.encoding_format is not NO_RAW or asked.dimensions is not NO_RAW
+        embeds = plain_items or fields.encoding_format is not NO_RAW or fields.dimensions is not NO_RAW
         return _parse_embeddings if embeds else _parse_responses
-    return _parse_responses if asked.previous_response_id is not NO_RAW else None
+    return _parse_responses if fields.previous_response_id is not NO_RAW else None
 
 
 def _refuse_unreadable(body: Body, error: Exception) -> None:
@@ -225,77 +225,77 @@ def id_in_body(*values: Raw) -> str:
     return ""
 
 
-def _parse_chat(asked: Fields, prompt: bytes = b"") -> InferenceRequest:
+def _parse_chat(fields: Fields, prompt: bytes = b"") -> InferenceRequest:
     """prompt: the messages, if they were read before."""
     messages: list[Piece] = [prompt]
     media: list[Media] = []
-    if asked.messages:
-        canonical.render_messages(messages, asked.messages, media=media, thinks=False)
+    if fields.messages:
+        canonical.render_messages(messages, fields.messages, media=media, thinks=False)
     sections, shaped = messages, False
-    if (beside := api_fields.BESIDE_PROMPT(asked)) != _NO_FIELDS:
+    if (beside := api_fields.BESIDE_PROMPT(fields)) != _NO_FIELDS:
         shaped = any(map(present, beside[1:]))
         sections = []
-        if present(asked.chat_template):
-            sections += (canonical.label(b"template"), canonical.digest(asked.chat_template))
-        sections += canonical.as_sent(canonical.label(b"documents"), asked.documents)
-        sections += canonical.as_sent(_TOOLS, asked.tools)
+        if present(fields.chat_template):
+            sections += (canonical.label(b"template"), canonical.digest(fields.chat_template))
+        sections += canonical.as_sent(canonical.label(b"documents"), fields.documents)
+        sections += canonical.as_sent(_TOOLS, fields.tools)
         sections += messages
-    limit = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
-    return _request(ApiKind.CHAT, asked, sections, media, max_tokens=limit, shaped=shaped)
+    limit = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+    return _request(ApiKind.CHAT, fields, sections, media, max_tokens=limit, shaped=shaped)
 
 
-def _parse_messages(asked: Fields) -> InferenceRequest:
+def _parse_messages(fields: Fields) -> InferenceRequest:
     media: list[Media] = []
-    sections = canonical.as_sent(_TOOLS, asked.tools)
-    if system := PART.join(canonical.content_parts(asked.system, media=media, system=True)):
+    sections = canonical.as_sent(_TOOLS, fields.tools)
+    if system := PART.join(canonical.content_parts(fields.system, media=media, system=True)):
         sections += (canonical.heading(b"system"), system)
-    canonical.render_messages(sections, asked.messages, media=media, thinks=True)
-    return _request(ApiKind.MESSAGES, asked, sections, media, max_tokens=asked.max_tokens)
+    canonical.render_messages(sections, fields.messages, media=media, thinks=True)
+    return _request(ApiKind.MESSAGES, fields, sections, media, max_tokens=fields.max_tokens)
 
 
-def _parse_responses(asked: Fields) -> InferenceRequest:
+def _parse_responses(fields: Fields) -> InferenceRequest:
     sections: list[Piece] = []
     media: list[Media] = []
-    if previous := text_bytes(asked.previous_response_id):
+    if previous := text_bytes(fields.previous_response_id):
         media.append(Media(others=UNKNOWN_TOKENS))
         # The real prefix is only in the server's memory.
         # The id in front keeps these bytes from matching other prompts.
         sections += (canonical.label(b"previous"), canonical.OPAQUE, previous)
-    sections += canonical.as_sent(_TOOLS, asked.tools)
-    if instructions := text_bytes(asked.instructions):
+    sections += canonical.as_sent(_TOOLS, fields.tools)
+    if instructions := text_bytes(fields.instructions):
         sections += (canonical.heading(b"system"), instructions)
-    if first_byte(asked.input) == _QUOTE:
-        sections += (canonical.heading(b"user"), text_bytes(asked.input) or b"")
+    if first_byte(fields.input) == _QUOTE:
+        sections += (canonical.heading(b"user"), text_bytes(fields.input) or b"")
     else:
-        canonical.render_items(sections, asked.input, media=media)
+        canonical.render_items(sections, fields.input, media=media)
     return msgspec.structs.replace(
-        _request(ApiKind.RESPONSES, asked, sections, media, max_tokens=asked.max_output_tokens),
-        names_state=id_in_body(asked.previous_response_id, asked.conversation),
-        stores=asked.store is not False,
+        _request(ApiKind.RESPONSES, fields, sections, media, max_tokens=fields.max_output_tokens),
+        names_state=id_in_body(fields.previous_response_id, fields.conversation),
+        stores=fields.store is not False,
     )
 
 
-def _parse_completions(asked: Fields) -> InferenceRequest:
-    prompts, embeds = canonical.read_prompts(asked.prompt), list[Media]()
-    if not present(asked.prompt) and present(asked.prompt_embeds):
-        prompts = Prompts(canonical.label(b"embeds") + canonical.digest(asked.prompt_embeds))
-        embeds.append(Media(others=1 + len(memoryview(asked.prompt_embeds)) // _EMBEDDING_CHARS))
-    shaped = any(map(present, api_fields.BESIDE_PROMPT(asked)[-2:]))
-    return _request(ApiKind.COMPLETIONS, asked, prompts, embeds, max_tokens=asked.max_tokens, shaped=shaped)
+def _parse_completions(fields: Fields) -> InferenceRequest:
+    prompts, embeds = canonical.read_prompts(fields.prompt), list[Media]()
+    if not present(fields.prompt) and present(fields.prompt_embeds):
+        prompts = Prompts(canonical.label(b"embeds") + canonical.digest(fields.prompt_embeds))
+        embeds.append(Media(others=1 + len(memoryview(fields.prompt_embeds)) // _EMBEDDING_CHARS))
+    shaped = any(map(present, api_fields.BESIDE_PROMPT(fields)[-2:]))
+    return _request(ApiKind.COMPLETIONS, fields, prompts, embeds, max_tokens=fields.max_tokens, shaped=shaped)
 
 
-def _parse_embeddings(asked: Fields) -> InferenceRequest:
-    if present(asked.input):
-        return _request(ApiKind.EMBEDDINGS, asked, canonical.read_prompts(asked.input))
+def _parse_embeddings(fields: Fields) -> InferenceRequest:
+    if present(fields.input):
+        return _request(ApiKind.EMBEDDINGS, fields, canonical.read_prompts(fields.input))
     sections: list[Piece] = []
     media: list[Media] = []
-    canonical.render_messages(sections, asked.messages, media=media, thinks=False)
-    return _request(ApiKind.EMBEDDINGS, asked, sections, media)
+    canonical.render_messages(sections, fields.messages, media=media, thinks=False)
+    return _request(ApiKind.EMBEDDINGS, fields, sections, media)
 
 
-def _parse_generate(asked: Fields) -> InferenceRequest:
-    fields = (asked.prompt, asked.text, asked.inputs, asked.input_ids, asked.token_ids)
-    return _request(ApiKind.OTHER, asked, canonical.read_prompts(next(filter(present, fields), NO_RAW)))
+def _parse_generate(fields: Fields) -> InferenceRequest:
+    prompts = (fields.prompt, fields.text, fields.inputs, fields.input_ids, fields.token_ids)
+    return _request(ApiKind.OTHER, fields, canonical.read_prompts(next(filter(present, prompts), NO_RAW)))
 
 
 _APIS: tuple[tuple[str, ApiKind, _Parse | None], ...] = (
@@ -322,7 +322,7 @@ _OTHER: Final = (ApiKind.OTHER, None)
 
 def _request(
     kind: ApiKind,
-    asked: Fields,
+    fields: Fields,
     prompts: Prompts | list[Piece],
     media: Sequence[Media] = (),
     *,
@@ -334,19 +334,19 @@ def _request(
     """
     if isinstance(prompts, list):
         prompts = Prompts(b"".join(prompts))
-    given = asked.cache_salt is not NO_RAW and present(asked.cache_salt)
-    salt = name_in(asked.cache_salt) if given else ""
+    given = fields.cache_salt is not NO_RAW and present(fields.cache_salt)
+    salt = name_in(fields.cache_salt) if given else ""
     if salt is None:
         raise UnfollowedError
     return InferenceRequest(
         kind=kind,
-        model=name_in(asked.model) or "",
+        model=name_in(fields.model) or "",
         prompt=prompts.first,
         more_prompt_bytes=prompts.more_bytes,
         token_ids=prompts.token_ids,
         media=_together(media) if media else _NO_MEDIA,
         cache_salt=salt,
-        stream=asked.stream is True,
+        stream=fields.stream is True,
         max_tokens=None if max_tokens is not None and max_tokens < 0 else max_tokens,
         shaped=shaped,
     )

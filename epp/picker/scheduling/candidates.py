@@ -27,7 +27,7 @@ class ShownCandidates(Struct, frozen=True, eq=False, gc=False):
     def _candidate(self, place: int) -> Candidate:
         choice, weighed, seen = self.choice, self.choice.weighed, self.choice.weighed.seen
         columns = (
-            weighed.asked.cached_tokens,
+            weighed.request.cached_tokens,
             weighed.uncached_tokens,
             seen.undone_tokens,
             seen.in_flight,
@@ -40,7 +40,7 @@ class ShownCandidates(Struct, frozen=True, eq=False, gc=False):
         )
         numbers: list[Any] = [None if column is None else column[place].item() for column in columns]
         cached, uncached, undone, in_flight, waiting, kv_usage, rate, score_s, load_s, share = numbers
-        tokens = weighed.asked.prompt_tokens
+        tokens = weighed.request.prompt_tokens
         parts_s = cost_parts_s(undone, uncached, tokens, in_flight, rate, load_s=load_s, cost=self.spec.cost)
         parts_s["failing"] = self.spec.failures.cost_seconds * (share or 0.0)
         if score_s is not None and not isnan(score_s):

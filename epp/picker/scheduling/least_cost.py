@@ -121,7 +121,7 @@ class LeastCost(Rule):
         score_s = cost_s(
             seen.undone_tokens,
             _paid_tokens(weighed, self.demand),
-            weighed.asked.prompt_tokens,
+            weighed.request.prompt_tokens,
             seen.in_flight,
             seen.rate,
             load_s=weighed.load_s,
@@ -135,7 +135,7 @@ class LeastCost(Rule):
             counting_s = self._of_few(score_s, weighed, places[0])
             places = first_of(fewest(counting_s, self._rng)[0], places)
         first = places[0]
-        if uncached[first] < weighed.asked.prompt_tokens:
+        if uncached[first] < weighed.request.prompt_tokens:
             return Choice(weighed, places, "prefix", score_s)
         holds = seen.has_adapter is not None and seen.has_adapter[first]
         return Choice(weighed, places, "lora" if holds else "load", score_s)
@@ -150,14 +150,14 @@ class LeastCost(Rule):
         They are drawn by chance, so that about two of the unknown requests consider the same server. The
         candidates that hold most of the prompt are drawn in the same way.
         """
-        uncached, load_s = weighed.uncached_tokens, weighed.load_s
-        few = max(2, int(_LOOKING_AT_ONE * len(uncached) / weighed.seen.unreported_picks))
+        seen, uncached, load_s = weighed.seen, weighed.uncached_tokens, weighed.load_s
+        few = max(2, int(_LOOKING_AT_ONE * len(uncached) / seen.unreported_picks))
         # A candidate must not be drawn if it is worse even when the best one gets all of these requests.
-        unreported_s = weighed.seen.unreported_picks * weighed.asked.prompt_tokens / weighed.seen.rate[first]
+        unreported_s = seen.unreported_picks * weighed.request.prompt_tokens / seen.rate[first]
         fair = score_s <= score_s[first] + unreported_s
         if load_s is not None:
             fair &= load_s == load_s[first]
-        near = _ALIKE * weighed.asked.prompt_tokens
+        near = _ALIKE * weighed.request.prompt_tokens
         counting = score_s.copy()
         for alike in (uncached >= uncached.max() - near, uncached <= uncached.min() + near):
             group = np.flatnonzero(alike & fair)
@@ -178,15 +178,15 @@ def _paid_tokens(weighed: Weighed, demand: Demand) -> Floats:
     time before. If they are more than the holders' even part of all requests, the excess shares the copy.
     Each gains about half of what this request saves, since one more server then shares the holders' queues.
     """
-    seen, asked = weighed.seen, weighed.asked
+    seen, request = weighed.seen, weighed.request
     paid = uncached = weighed.uncached_tokens
-    if asked.prefix in demand:
+    if request.prefix in demand:
         least = uncached[uncached.argmin()]  # a third of the time of `min`
-        held = uncached <= least + _ALIKE * (asked.prompt_tokens - least)
+        held = uncached <= least + _ALIKE * (request.prompt_tokens - least)
         holders, servers = np.count_nonzero(held), len(held)
         if holders < servers:
             wait_s = float((seen.undone_tokens[held] / seen.rate[held]).min())
-            count, of_all = demand.between(asked.prefix, asked.at - wait_s, asked.at - _INSTANT_S)
+            count, of_all = demand.between(request.prefix, request.at - wait_s, request.at - _INSTANT_S)
             paid = least + (uncached - least) / max(1.0, 1 + (count - of_all * holders / servers) / 2)
     return paid
 

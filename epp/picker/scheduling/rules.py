@@ -45,7 +45,7 @@ class Affinity(Rule):
             key = key * 2**bits + np.minimum(column.astype(np.int64), 2**bits - 1)
         places = equals_apart(fewest(key, self._rng), key, weighed)
         return Choice(
-            weighed, places, "prefix" if uncached[places[0]] < weighed.asked.prompt_tokens else "load"
+            weighed, places, "prefix" if uncached[places[0]] < weighed.request.prompt_tokens else "load"
         )
 
 
@@ -93,8 +93,8 @@ class PrefixHashRule(Rule):
 
     reason: ClassVar = "hash"
 
-    def key(self, asked: SchedulingRequest | SentPick) -> int:
-        return asked.beginning
+    def key(self, request: SchedulingRequest | SentPick) -> int:
+        return request.beginning
 
     def _bound(self, burden: Floats) -> float:
         settings = self._spec.prefix_hash
@@ -102,7 +102,7 @@ class PrefixHashRule(Rule):
         return max(fair, settings.min_in_flight)
 
     def rank(self, weighed: Weighed) -> Choice:
-        seen, burden, key = weighed.seen, weighed.seen.burden(), self.key(weighed.asked)
+        seen, burden, key = weighed.seen, weighed.seen.burden(), self.key(weighed.request)
         if not key:
             return Choice(weighed, fewest(burden, self._rng), "load")
         distance = _distance(key, seen)
@@ -120,8 +120,8 @@ class Session(PrefixHashRule):
     gated = False
     reason = "session"
 
-    def key(self, asked: SchedulingRequest | SentPick) -> int:
-        return xxh3_64_intdigest(asked.session.encode()) if asked.session else 0
+    def key(self, request: SchedulingRequest | SentPick) -> int:
+        return xxh3_64_intdigest(request.session.encode()) if request.session else 0
 
     def _bound(self, burden: Floats) -> float:
         return inf

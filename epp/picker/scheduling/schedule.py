@@ -46,7 +46,7 @@ class Weighed(Struct, frozen=True, eq=False, gc=False):
     """The input of a rule: one request and the candidates that may serve it."""
 
     seen: Snapshot
-    asked: SchedulingRequest
+    request: SchedulingRequest
     uncached_tokens: Floats
     """U: prompt tokens that each candidate would have to compute.
     All tokens of the prompt, if a match saves too little to count."""
@@ -63,8 +63,8 @@ class Weighed(Struct, frozen=True, eq=False, gc=False):
     def narrowed(self, places: Ints) -> Weighed:
         """Return the same request with only some of the candidates."""
         load_s = self.load_s[places] if self.load_s is not None else None
-        asked = replace(self.asked, cached_tokens=self.asked.cached_tokens[places])
-        return Weighed(self.seen.narrowed(places), asked, self.uncached_tokens[places], load_s)
+        request = replace(self.request, cached_tokens=self.request.cached_tokens[places])
+        return Weighed(self.seen.narrowed(places), request, self.uncached_tokens[places], load_s)
 
 
 class Choice(Struct, frozen=True, eq=False, gc=False):
@@ -120,9 +120,9 @@ class Rule(ABC):
     def committed(self, sent: SentPick) -> None:  # noqa: B027 - most rules have no memory
         """Take in that a request was sent, by this rule or without one. Rules with a memory remember it."""
 
-    def key(self, asked: SchedulingRequest | SentPick) -> int:
+    def key(self, request: SchedulingRequest | SentPick) -> int:
         """Return what the next request of a refused client has in common with this one. 0: not known."""
-        return asked.prefix
+        return request.prefix
 
     def ended(self, sent: SentPick, *, computed: bool) -> None:
         """Take in that a server has computed the prompt of a request, or that none will."""
@@ -135,9 +135,9 @@ class Rule(ABC):
         elif in_a_row and server == sent.server:  # a client was at fault
             self._refused[key] = server, 0, 2 * most if in_a_row >= most else most
 
-    def refusing(self, asked: SchedulingRequest, seen: Snapshot) -> Bools | None:
+    def refusing(self, request: SchedulingRequest, seen: Snapshot) -> Bools | None:
         """Return the candidate that has just refused what this request has in common with earlier ones."""
-        server, in_a_row, most = self._refused.get(self.key(asked), ("", 0, 1))
+        server, in_a_row, most = self._refused.get(self.key(request), ("", 0, 1))
         if seen.no_token is None or in_a_row < most:
             return None
         its_place: Bools = np.array([seen.roster.names[slot] == server for slot in seen.slots])
@@ -214,12 +214,12 @@ def _loss(weighed: Weighed, place: int) -> tuple[bool, bool, float]:
     room is better. Of full caches, the one whose oldest content was last used longest ago is best. A server
     that refuses prompts always has room, so it comes last.
     """
-    seen, asked = weighed.seen, weighed.asked
+    seen, request = weighed.seen, weighed.request
     no_token = seen.no_token is not None and bool(seen.no_token[place])
-    cache = (asked.caches or {}).get(seen.roster.names[seen.slots[place]])
+    cache = (request.caches or {}).get(seen.roster.names[seen.slots[place]])
     if cache is None:
         return no_token, False, 0.0
-    room_bytes = cache.capacity_bytes - cache.used_bytes - cache.guessed_bytes - asked.text_bytes
+    room_bytes = cache.capacity_bytes - cache.used_bytes - cache.guessed_bytes - request.text_bytes
     if room_bytes >= 0 or cache.oldest is None:
         return no_token, False, -room_bytes
     return no_token, True, cache.oldest.at

@@ -53,7 +53,7 @@ _CALM: Final = 0.1
 class _Lines:
     """The lines of all files, in the order in which they were read."""
 
-    asked: list[tuple[RecordedRequest, Chunks]] = field(default_factory=list)
+    requests: list[tuple[RecordedRequest, Chunks]] = field(default_factory=list)
     servers: Servers | None = None
     opening: Opening | None = None
     hashings: set[str] = field(default_factory=set)
@@ -81,7 +81,7 @@ class _Lines:
         elif end_bytes(self.schedule, len(unpack_hashes(line.chunks))) > line.prompt_bytes:
             raise ValueError(f"more chunks than a prompt of {line.prompt_bytes} bytes has")
         else:
-            self.asked.append((line, self.schedule))
+            self.requests.append((line, self.schedule))
 
 
 def read(paths: Sequence[Path]) -> Trace:
@@ -100,7 +100,7 @@ def read(paths: Sequence[Path]) -> Trace:
                     raise ConfigError(
                         f"{path}, line {number}: {error}; name files of `epp record`"
                     ) from error
-    if not lines.asked:
+    if not lines.requests:
         raise ConfigError(f"{', '.join(map(str, paths))}: there are no requests in this recording")
     return _trace_of(lines)
 
@@ -109,18 +109,18 @@ def read(paths: Sequence[Path]) -> Trace:
 
 
 def _trace_of(lines: _Lines) -> Trace:
-    models = Counter(asked.base_model for asked, _ in lines.asked)
+    models = Counter(line.base_model for line, _ in lines.requests)
     model, count = models.most_common(1)[0]
-    kept = [(asked, schedule) for asked, schedule in lines.asked if asked.base_model == model]
+    kept = [(line, schedule) for line, schedule in lines.requests if line.base_model == model]
     kept.sort(key=lambda pair: _came_s(pair[0]))
-    requests = [asked for asked, _ in kept]
+    requests = [line for line, _ in kept]
     first_s, days = _came_s(requests[0]), (_came_s(requests[-1]) - _came_s(requests[0])) / 86_400
     if days > _MOST_DAYS:
         raise ConfigError(f"the requests lie {days:.0f} days apart; replay {_MOST_DAYS} days at a time")
     remarks = []
-    if count < len(lines.asked):
+    if count < len(lines.requests):
         remarks.append(
-            f"{len(lines.asked) - count} requests to other base models than {model!r} are left out"
+            f"{len(lines.requests) - count} requests to other base models than {model!r} are left out"
         )
     if len(lines.hashings) > 1:
         remarks.append("the hashes of the files do not compare: set hashSecretFile to record over restarts")
@@ -147,10 +147,10 @@ def _trace_of(lines: _Lines) -> Trace:
     return Trace(
         calls=[
             (
-                _came_s(asked) - first_s,
-                _request_of(asked, schedule, number, sampled=sampled, bytes_per_token=bytes_per_token),
+                _came_s(line) - first_s,
+                _request_of(line, schedule, number, sampled=sampled, bytes_per_token=bytes_per_token),
             )
-            for number, (asked, schedule) in enumerate(kept)
+            for number, (line, schedule) in enumerate(kept)
         ],
         servers=servers,
         bytes_per_token=bytes_per_token,
@@ -161,8 +161,8 @@ def _trace_of(lines: _Lines) -> Trace:
     )
 
 
-def _came_s(asked: RecordedRequest) -> float:
-    return asked.at_unix_s - asked.waited_s
+def _came_s(line: RecordedRequest) -> float:
+    return line.at_unix_s - line.waited_s
 
 
 def _policy_of(opening: Opening) -> Policy | None:
@@ -185,26 +185,26 @@ def _servers_of(line: Servers | None, model: str) -> list[RecordedServer]:
 
 
 def _request_of(
-    asked: RecordedRequest, schedule: Chunks, number: int, *, sampled: _Sampled, bytes_per_token: float
+    line: RecordedRequest, schedule: Chunks, number: int, *, sampled: _Sampled, bytes_per_token: float
 ) -> SimRequest:
     """Return a request of which each chunk is a segment, named by its hash. The end of a chunk depends only
     on its position, so equal chunks get equal numbers of tokens. Its last token is whole, so that the text of
     shared chunks does not end before the last of them does.
     """
-    chunks = unpack_hashes(asked.chunks)
+    chunks = unpack_hashes(line.chunks)
     ends = [end_bytes(schedule, n) for n in range(1, len(chunks) + 1)]
-    own = hash((number, asked.at_unix_s)) & _MASK
-    ends.append(max(asked.prompt_bytes, end_bytes(schedule, len(chunks)) + 1))
+    own = hash((number, line.at_unix_s)) & _MASK
+    ends.append(max(line.prompt_bytes, end_bytes(schedule, len(chunks)) + 1))
     tokens = [0, *(ceil(end / bytes_per_token) for end in ends)]
     lengths = [end - start for start, end in pairwise(tokens)]
     lengths[-1] = max(1, lengths[-1])
     return SimRequest(
         request_id=number,
         segments=tuple(map(Segment, [*chunks, own], lengths)),
-        answer=Segment(_ANSWER_NAMES | number, sampled.output_tokens(asked)),
-        adapter=asked.adapter,
-        tenant=asked.tenant,
-        priority=asked.priority,
+        answer=Segment(_ANSWER_NAMES | number, sampled.output_tokens(line)),
+        adapter=line.adapter,
+        tenant=line.tenant,
+        priority=line.priority,
     )
 
 
@@ -231,12 +231,12 @@ class _Sampled:
                     tpots.append((a.ended_s - a.ttft_s) / (a.output_tokens - 1))
         return cls(sum(a.output_tokens is not None for a in requests), sorted(ttfts), sorted(tpots))
 
-    def output_tokens(self, asked: RecordedRequest) -> int:
+    def output_tokens(self, line: RecordedRequest) -> int:
         """Return the length of an answer, as the server reported it, or estimated by the medians."""
-        if asked.output_tokens is not None:
-            return max(1, min(_MOST_RECORDED_TOKENS, asked.output_tokens))
+        if line.output_tokens is not None:
+            return max(1, min(_MOST_RECORDED_TOKENS, line.output_tokens))
         tpot_s = quantile(self.tpots_s, 0.5) or _ASSUMED_TPOT_S
-        return min(_MOST_OUTPUT_TOKENS, max(1, round((asked.ended_s - quantile(self.ttfts_s, 0.5)) / tpot_s)))
+        return min(_MOST_OUTPUT_TOKENS, max(1, round((line.ended_s - quantile(self.ttfts_s, 0.5)) / tpot_s)))
 
 
 def _really(every: Sequence[RecordedRequest]) -> Figures:

@@ -203,9 +203,9 @@ class PickerRouter:
             session=request.session,
         )
 
-    def _send(self, request: SimRequest, asked: Question, picker: Picker, *, now: float) -> str | None:
+    def _send(self, request: SimRequest, question: Question, picker: Picker, *, now: float) -> str | None:
         try:
-            pick = picker.pick(asked, now=now)
+            pick = picker.pick(question, now=now)
         except PickError:
             return None
         return self._begun(request, pick, picker, now=now)

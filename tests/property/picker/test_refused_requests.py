@@ -87,8 +87,8 @@ class RefusalMachine(RuleBasedStateMachine):
         self, *, prompt: bytes, model: str, address: Address, stream: bool, count: int
     ) -> None:
         for _ in range(count):
-            asked = ask(prompt, model=model, stream=stream, subset=frozenset({address}))
-            self.vain.append(self.pickers[0].pick(asked, now=self.now))
+            question = ask(prompt, model=model, stream=stream, subset=frozenset({address}))
+            self.vain.append(self.pickers[0].pick(question, now=self.now))
 
     @precondition(lambda self: self.vain)
     @rule(data=st.data(), status=st.sampled_from([307, 400, 404, 413, 429, 500]), elsewhere=st.booleans())
@@ -111,13 +111,13 @@ class RefusalMachine(RuleBasedStateMachine):
 
     @rule(prompt=prompts, model=models, address=addresses, stream=st.booleans())
     def a_request_comes(self, *, prompt: bytes, model: str, address: Address, stream: bool) -> None:
-        asked = ask(prompt, model=model, stream=stream, subset=frozenset({address}))
-        chain = self.pickers[0].caches.chain(asked.inference)
+        question = ask(prompt, model=model, stream=stream, subset=frozenset({address}))
+        chain = self.pickers[0].caches.chain(question.inference)
         tables = [picker.caches.table for picker in self.pickers]
         mirror = tables[0].mirrors[SERVERS[address]]
         room = 2 * (mirror.guessed_bytes + tables[0].size_bytes(0, len(chain))) <= mirror.capacity_bytes
         if tables[0].match(chain) == tables[1].match(chain) and (room or not self.vain):
-            one, other = (picker.pick(asked, now=self.now) for picker in self.pickers)
+            one, other = (picker.pick(question, now=self.now) for picker in self.pickers)
             one.sampled = other.sampled  # the first answer of a server is read, whoever asked for it
             self.good.append(Good((one, other)))
 

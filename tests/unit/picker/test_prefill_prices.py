@@ -12,7 +12,7 @@ from epp.picker.decision import Prefill
 from epp.picker.prefilling import computed_elsewhere
 from epp.picker.scheduling.schedule import Choice
 from epp.picker.scheduling.snapshot import Roster, Snapshot
-from tests.unit.picker.scheduling.snapshots import SeenEndpoint, request, snapshot, weighed
+from tests.unit.picker.scheduling.snapshots import SeenEndpoint, request_of, snapshot, weighed
 
 SETTINGS = Disaggregation(
     min_uncached_tokens=256, kv_bytes_per_token=1000.0, transfer_bytes_per_second=1e6, overhead_seconds=0.5
@@ -42,8 +42,8 @@ def computed(
 ) -> tuple[int, Prefill] | None:
     """Return the result for a prompt of which `here` holds `here.cached` tokens."""
     choice = Choice(weighed([here], prompt=prompt), [0], "load")
-    asked = request(cached, prompt=prompt)
-    return computed_elsewhere(choice, asked, prefilling, spec=spec, rng=random.Random(0))
+    request = request_of(cached, prompt=prompt)
+    return computed_elsewhere(choice, request, prefilling, spec=spec, rng=random.Random(0))
 
 
 def late(tokens: int) -> float:

@@ -161,9 +161,9 @@ def test_a_turn_tries_few_models_and_shows_few_whatever_clients_name(monkeypatch
         pool.offer(f"r{n}", model=f"model-{n}")
     pick = pool.picker.pick
 
-    def noted(asked: Question, *, now: float) -> Pick:
-        tried.append(asked.inference.model)
-        return pick(asked, now=now)
+    def noted(question: Question, *, now: float) -> Pick:
+        tried.append(question.inference.model)
+        return pick(question, now=now)
 
     monkeypatch.setattr(pool.picker, "pick", noted)
     pool.gate.pump(now=2.0)

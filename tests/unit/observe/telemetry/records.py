@@ -87,10 +87,10 @@ def pick(of: Decision | None = None) -> Pick:
 
 
 def began(of: Pick, *, trace: str = "", began_s: float | None = None) -> Began:
-    asked = Question(
+    question = Question(
         of.decision.request_id, InferenceRequest(kind=ApiKind.CHAT), trace=trace, began_s=began_s
     )
-    return Began(0.0, of, asked)
+    return Began(0.0, of, question)
 
 
 def answered(of: Pick, *, mismatch: bool = False) -> Answered:

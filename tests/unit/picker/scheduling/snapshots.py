@@ -48,7 +48,7 @@ def snapshot(seen: Sequence[SeenEndpoint], *, adapter: str = "") -> Snapshot:
     )
 
 
-def request(
+def request_of(
     seen: Sequence[SeenEndpoint],
     *,
     prompt: int = 1000,
@@ -75,12 +75,12 @@ def weighed(
     unreported_picks: float = 0.0,
     **of_request: Any,
 ) -> Weighed:
-    """of_request: see `request`."""
+    """of_request: see `request_of`."""
     shown = replace(snapshot(seen, adapter=adapter), unreported_picks=unreported_picks)
-    asked = request(seen, **of_request)
+    request = request_of(seen, **of_request)
     return Weighed(
         seen=shown,
-        asked=asked,
-        uncached_tokens=asked.prompt_tokens - asked.cached_tokens,
+        request=request,
+        uncached_tokens=request.prompt_tokens - request.cached_tokens,
         load_s=loading_s(shown, load_s=load_s),
     )

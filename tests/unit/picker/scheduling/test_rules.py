@@ -200,9 +200,9 @@ def test_what_a_server_refused_goes_elsewhere_unless_it_is_served(name: RuleName
     seen = replace(shown.seen, no_token=np.arange(len(NAMES)) < 2)
     for at, (computed, leaves) in enumerate([(False, [0]), (True, []), (False, []), (False, [0])]):
         rule.ended(replace(sent, at=float(at)), computed=computed)
-        refusing = rule.refusing(shown.asked, seen)
+        refusing = rule.refusing(shown.request, seen)
         assert (np.flatnonzero(refusing).tolist() if refusing is not None else []) == leaves
-    assert rule.refusing(replace(shown.asked, prefix=2, session="t", beginning=2), seen) is None
+    assert rule.refusing(replace(shown.request, prefix=2, session="t", beginning=2), seen) is None
 
 
 @given(load=st.lists(st.integers(0, 200), min_size=1, max_size=12), key=st.integers(1, 2**64 - 1))

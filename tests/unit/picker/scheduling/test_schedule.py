@@ -17,7 +17,7 @@ from epp.picker.scheduling.least_cost import LeastCost
 from epp.picker.scheduling.rules import RULES
 from epp.picker.scheduling.schedule import MOST, Choice, Scheduler, fewest, over_limits
 from epp.picker.scheduling.snapshot import Roster, SentPick, Snapshot
-from tests.unit.picker.scheduling.snapshots import UNKNOWN, SeenEndpoint, request, snapshot, weighed
+from tests.unit.picker.scheduling.snapshots import UNKNOWN, SeenEndpoint, request_of, snapshot, weighed
 
 LOAD = LoadSettings(max_waiting=10, max_kv_usage=0.9, max_undone_tokens=1000)
 
@@ -27,7 +27,7 @@ def scheduler_of(spec: PolicySpec) -> Scheduler:
 
 
 def choose(seen: list[SeenEndpoint], *, rule: RuleName = "least-cost", load: LoadSettings = LOAD) -> Choice:
-    return scheduler_of(PolicySpec(rule=rule, load=load)).schedule(request(seen), snapshot(seen))
+    return scheduler_of(PolicySpec(rule=rule, load=load)).schedule(request_of(seen), snapshot(seen))
 
 
 def over(one: SeenEndpoint) -> list[str]:
@@ -54,13 +54,13 @@ def test_excluded_endpoints_go_by_load_and_those_that_fail_are_last() -> None:
     seen = [*(SeenEndpoint(name, waiting=11, in_flight=n) for name, n in loads.items()), SeenEndpoint("c")]
     assert choose(seen).places == [2, 1, 0]
     b_fails = replace(snapshot(seen), failing=np.array([False, True, False]))
-    assert scheduler_of(PolicySpec(load=LOAD)).schedule(request(seen), b_fails).places == [2, 0, 1]
+    assert scheduler_of(PolicySpec(load=LOAD)).schedule(request_of(seen), b_fails).places == [2, 0, 1]
 
 
 def test_a_deadline_leads_to_no_excluded_server_nor_from_a_named_one() -> None:
     seen = [SeenEndpoint("a", backlog=900.0), SeenEndpoint("b"), SeenEndpoint("c", backlog=500.0)]
     b_fails = replace(snapshot(seen), failing=np.array([False, True, False]))
-    urgent = replace(request(seen), left_s=0.1)
+    urgent = replace(request_of(seen), left_s=0.1)
     assert scheduler_of(PolicySpec()).schedule(urgent, b_fails).places[0] == 2
     named = replace(urgent, holder=0)
     assert scheduler_of(PolicySpec()).schedule(named, snapshot(seen)).places[0] == 0
@@ -70,8 +70,8 @@ def test_a_deadline_leads_to_no_excluded_server_nor_from_a_named_one() -> None:
         assert (choice.places[0], choice.reason) == expected
     loaded = [SeenEndpoint("a", backlog=900.0, has_adapter=True), SeenEndpoint("b", backlog=300.0)]
     spec = PolicySpec(lora=Lora(load_seconds=0.5))
-    asked = replace(request(loaded), left_s=0.1)
-    assert scheduler_of(spec).schedule(asked, snapshot(loaded, adapter="x")).places[0] == 0
+    request = replace(request_of(loaded), left_s=0.1)
+    assert scheduler_of(spec).schedule(request, snapshot(loaded, adapter="x")).places[0] == 0
 
 
 def test_if_all_are_over_a_threshold_the_rule_ranks_them_all() -> None:
@@ -83,7 +83,7 @@ def test_a_refused_request_goes_back_if_others_are_over_a_threshold() -> None:
     scheduler, seen = scheduler_of(PolicySpec(load=LOAD)), [SeenEndpoint("a"), SeenEndpoint("b", waiting=11)]
     scheduler.rule.ended(SentPick(EndpointName("a"), 0.0, prefix=1), computed=False)
     a_refuses = replace(snapshot(seen), no_token=np.array([True, False]))
-    assert scheduler.schedule(request(seen, prefix=1), a_refuses).places == [0, 1]
+    assert scheduler.schedule(request_of(seen, prefix=1), a_refuses).places == [0, 1]
 
 
 def test_plain_rules_ignore_the_thresholds() -> None:
@@ -207,12 +207,12 @@ def shown(
     sent: Sequence[SentPick] = (),
 ) -> list[Candidate]:
     """Return the candidates for a request at 10.0 for the prefix 1, after other requests were sent."""
-    asked, look = request(seen, prefix=1, at=10.0), look or snapshot(seen, adapter=adapter)
+    request, look = request_of(seen, prefix=1, at=10.0), look or snapshot(seen, adapter=adapter)
     rule = LeastCost(SPEC, random.Random(0))
     for each in sent:
         rule.committed(each)
-    choice = Scheduler(SPEC, rule).schedule(asked, look)
-    best = int(asked.cached_tokens.max())
+    choice = Scheduler(SPEC, rule).schedule(request, look)
+    best = int(request.cached_tokens.max())
     return list(ShownCandidates(choice.only_ranked(), SPEC, best))
 
 
