@@ -75,6 +75,7 @@ class SharingService:
 
     @property
     def status(self) -> SharingStatus:
+        """Return the counts. Those by reason stay live, so a reader takes each in one step."""
         return replace(self.exchange.counts, connected=self.connected, peers=self.exchange.listener.peers)
 
     @property
