@@ -309,6 +309,8 @@ def _says(pick: Pick, status: int, proof: Proof) -> Proof | Form | None:
     """Return what an answer with this status says of its server: how far it proves that the server is well,
     or in which form the server fails, if others do not. None: nothing.
     """
+    if pick.state.process != pick.guess.process:
+        return None  # another process serves under this name now
     if status < 300:
         # An answer without a body is right for a request without one, such as OPTIONS.
         if not pick.asks:

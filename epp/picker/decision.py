@@ -170,4 +170,4 @@ class Decision(Struct, gc=False, kw_only=True):
 
 
 Outcome = Literal["ended", "aborted", "failed"]
-"""How an HTTP request ended: with its answer, before the answer, or by a fault of its server."""
+"""How an HTTP request ended: with its answer, before its end, or by a fault of its server."""

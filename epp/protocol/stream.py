@@ -149,13 +149,13 @@ class HttpStream:
         self.close(now=now, goes_on=self._asks_only and self.phase not in BEGUN)
 
     def close(self, *, now: float, broken: bool = False, goes_on: bool = False) -> None:
-        """Release everything that the request holds. Idempotent. broken: the fault is the picker's own.
-        goes_on: the stream is let go on purpose, while the HTTP request may still be answered.
+        """Release everything that the request holds. Idempotent. broken: the fault is the picker's own, and
+        no server's. goes_on: the stream is let go on purpose, while the HTTP request may still be answered.
         """
         if self.phase in OVER:
             return
         picker, pick = self._context.picker, self.pick
-        outcome: Outcome = "failed" if broken or pick is None else outcome_of(pick)
+        outcome: Outcome = "aborted" if broken or pick is None else outcome_of(pick)
         goes_on = goes_on and self.phase is not Phase.DONE
         if self._sampled is not None and not goes_on:
             self._end_answer(whole=False, now=now)

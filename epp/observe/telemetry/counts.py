@@ -44,8 +44,8 @@ class RequestCounts:
 
     requests: ByLabels = counter(
         "epp_requests_total",
-        "Requests that have finished, by outcome: ended, aborted (the client left), failed, detached (the "
-        "picker let the stream go early) or refused. A refused request has no API kind.",
+        "Requests that have finished, by outcome: ended, aborted (mostly the client left), failed, detached "
+        "(the picker let the stream go early) or refused. A refused request has no API kind.",
         "outcome",
         "kind",
     )

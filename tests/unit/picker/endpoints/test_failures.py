@@ -146,8 +146,9 @@ def test_requests_of_the_old_process_do_not_count_for_the_new_one() -> None:
     picker = a_picker(on=[replace(first, incarnation="1"), *others])
     picks = [picker.pick(ask(b"", stream=True), now=0.1) for _ in range(24)]
     picker.news.set_endpoints([replace(first, incarnation="2"), *others], now=1.0)
-    for pick in picks:
-        picker.end(pick, outcome="failed" if pick.decision.chosen == "a" else "ended", now=1.1)
+    for pick in [pick for pick in picks if pick.decision.chosen == "a"]:
+        picker.on_response_headers(pick, status=503, served=None, now=1.1)  # Envoy's own answer
+        picker.end(pick, outcome="failed", now=1.1)
     assert not picker.news.ejected(now=1.2)
     assert not picker.fleet.failures.probes_due(now=1.2)
 
