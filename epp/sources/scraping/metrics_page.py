@@ -358,8 +358,7 @@ def _names(written: Iterable[bytes]) -> list[str]:
 
 
 def _labels(text: bytes) -> dict[bytes, bytes]:
-    found = _LABEL.findall(text)
-    return {name: _unescaped(value) if b"\\" in value else value for name, value in found}
+    return {name: _unescaped(value) if b"\\" in value else value for name, value in _LABEL.findall(text)}
 
 
 def _unescaped(value: bytes) -> bytes:
