@@ -164,7 +164,8 @@ class FlowControl(Generic[T]):
         priority = flow.band.priority
         fate = self._decide(forecast, left_s)
         if fate == "late":
-            self._note_loss(flow, now=now)
+            if forecast.own_s <= left_s:  # it would be in time if no others had the server
+                self._note_loss(flow, now=now)
             raise self._error("flow_deadline", priority, forecast.tokens, now=now)
         first = self._draining or not self._queues.load.requests
         if fate == "goes" and first and not self._leaves_room(forecast, left_s, flow, now=now):
@@ -323,12 +324,11 @@ class FlowControl(Generic[T]):
                     fate = self._decide(forecast, left_s)
                     if fate == "late":
                         return self._refused(item, "flow_deadline", now=now)
-                    if fate == "goes" and not self._leaves_room(forecast, left_s, flow, now=now):
+                    leaves_room = self._leaves_room(forecast, left_s, flow, now=now)
+                    if fate == "goes" and not leaves_room:
                         return self._goes(item, forecast, now=now)
-                    if fate == "goes":
-                        again_s = min(again_s, forecast.wait_s - _HEADROOM_OF_GREEDY_S)
-                        continue
-                    item.look_at = now + min(_PASSED_OVER_S, forecast.wait_s - HEADROOM_S)
+                    headroom_s = _HEADROOM_OF_GREEDY_S if leaves_room else HEADROOM_S
+                    item.look_at = now + min(_PASSED_OVER_S, forecast.wait_s - headroom_s)
                     again_s = min(again_s, item.look_at - now)
         self._search_at = now + max(LEAST_DELAY_S, again_s)
         return None
@@ -360,10 +360,8 @@ class FlowControl(Generic[T]):
     def _error(self, reason: str, priority: int, tokens: int, *, now: float) -> FlowRefusedError:
         before = sum(band.load.tokens for band in self._queues.bands() if band.priority >= priority)
         window_s = min(_WINDOW_S, max(0.1, now - self._went[0][0])) if self._went else _WINDOW_S
-        went = sum(tokens for at, _, tokens in self._went if at >= now - window_s)
-        drain_s = (
-            (before + tokens) * window_s / went if went else 0.0
-        )  # 0: unknown, since nothing went lately
+        went = sum(tokens for at, _, tokens in self._went if now - at <= window_s)
+        drain_s = (before + tokens) * window_s / went if went else 0.0  # 0: unknown: nothing went lately
         retry_s = max(1, min(_MOST_RETRY_S, ceil(drain_s)))
         message = f"{_REFUSED_FOR[reason]}; try again in {retry_s} s"
         return FlowRefusedError(message, reason=reason, retry_after_s=retry_s)

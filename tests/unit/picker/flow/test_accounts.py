@@ -64,3 +64,10 @@ def test_retry_after_is_the_time_in_which_the_queue_drains() -> None:
         gate.offer(Ask(500), now=15.0)
     waited_s = 10 * 500 / 1000
     assert gate.refused[-1][1].retry_after_s == pytest.approx(waited_s, rel=0.3)
+
+
+def test_retry_after_counts_the_only_request_that_went() -> None:
+    gate = gateway(Flow(in_all=WaitingSettings(max_requests=0)))
+    gate.offer(Ask(2000), now=0.1)
+    gate.offer(Ask(6000), now=1.1)
+    assert gate.refused[-1][1].retry_after_s == 3

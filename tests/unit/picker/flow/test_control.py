@@ -7,7 +7,7 @@ import pytest
 from epp.config.flow import Flow
 from epp.picker.flow.control import FlowControl, Forecast
 from epp.picker.flow.queues import QueueItem
-from tests.unit.picker.flow.a_fleet import SECOND, AFleet, Ask, gateway, reasons
+from tests.unit.picker.flow.a_fleet import SECOND, AFleet, Ask, FlowGateway, gateway, reasons
 
 
 def test_a_request_for_a_busy_fleet_waits_until_the_headroom() -> None:
@@ -41,23 +41,60 @@ def test_a_draining_gateway_lets_all_go_in_order_and_holds_no_request() -> None:
     assert gate.let_go[1:] == [newcomer, first, second]
 
 
-def test_a_greedy_tenant_leaves_room_after_another_was_refused() -> None:
+def after_a_loss(of: str, tokens: int) -> FlowGateway:
+    """Return a gateway where `greedy` had four of five requests, and one was refused for its deadline."""
     gate = gateway(Flow(deadline_seconds=2.0))
     for tenant in ("light", *["greedy"] * 4):
         gate.fleet.busy_until = [0.0]
         gate.offer(SECOND, tenant=tenant, now=0.0)
-    gate.offer(Ask(1100), tenant="light", now=0.0)
+    gate.offer(Ask(tokens), tenant=of, now=0.0)
+    gate.fleet.busy_until = [9.0]
+    gate.run(now=0.0, until=1.5)
     assert (reasons(gate), len(gate.flow)) == (["deadline"], 0)
-    gate.fleet.busy_until = [0.5]
-    greedy, light = (gate.offer(Ask(100), tenant=tenant, now=0.0) for tenant in ("greedy", "light"))
-    gate.run(now=0.0, until=0.2)
+    return gate
+
+
+@pytest.mark.parametrize("tokens", [1100, 900], ids=["refused at once", "refused after it waited"])
+def test_a_greedy_tenant_leaves_room_after_another_was_refused(tokens: int) -> None:
+    gate = after_a_loss("light", tokens)
+    gate.fleet.busy_until = [2.0]
+    greedy, light = (gate.offer(Ask(100), tenant=tenant, now=1.5) for tenant in ("greedy", "light"))
+    gate.run(now=1.5, until=1.7)
     assert gate.let_go[5:] == [light, greedy]
-    gate.fleet.busy_until = [0.9]
-    gate.offer(SECOND, priority=-1, now=0.2)
-    gate.fleet.busy_until = [0.7]
-    urgent = gate.offer(SECOND, tenant="greedy", now=0.2)
-    gate.pump(now=0.2)
+    gate.fleet.busy_until = [2.4]
+    gate.offer(SECOND, priority=-1, now=1.7)
+    gate.fleet.busy_until = [2.2]
+    urgent = gate.offer(SECOND, tenant="greedy", now=1.7)
+    gate.pump(now=1.7)
     assert gate.let_go[7:] == [urgent], "the room would go to a lower priority"
+
+
+@pytest.mark.parametrize(
+    ("of", "tokens", "ttft_s", "now"),
+    [
+        ("greedy", 1100, 2.0, 1.5),
+        ("light", 2100, 2.0, 1.5),
+        ("light", 1100, inf, 1.5),
+        ("light", 1100, 2.0, 5.1),
+    ],
+    ids=["it was its own loss", "no server could be in time", "it has no deadline", "it was long ago"],
+)
+def test_a_greedy_tenant_goes_as_others_do(of: str, tokens: int, ttft_s: float, now: float) -> None:
+    gate = after_a_loss(of, tokens)
+    gate.fleet.busy_until = [now + 0.5]
+    gate.offer(Ask(100), tenant="greedy", ttft_s=ttft_s, now=now)
+    assert len(gate.flow) == 0
+
+
+def test_requests_that_leave_room_keep_no_other_one_from_an_idle_server() -> None:
+    gate = after_a_loss("light", 1100)
+    gate.fleet.busy_until = [2.05, 1.5]
+    for _ in range(4):
+        gate.offer(Ask(9000, home=0), tenant="greedy", ttft_s=20.0, now=1.5)
+    anywhere = gate.offer(Ask(100), tenant="greedy", now=1.5)
+    for now in (1.5, 1.501):
+        gate.pump(now=now)
+    assert gate.let_go[5:] == [anywhere]
 
 
 def test_the_deadline_of_a_request_counts_before_that_of_the_policy() -> None:
