@@ -24,14 +24,14 @@ _FORMS: Final = (
 )
 """The answer to every other URL."""
 
-Kind = Literal["single", "cluster", "sentinel"]
+RedisKind = Literal["single", "cluster", "sentinel"]
 
 
 @dataclass(frozen=True, slots=True)
 class RedisTarget:
     """The parts of the URL: one server, the first nodes of a cluster, or the sentinels that know a master."""
 
-    kind: Kind
+    kind: RedisKind
     hosts: tuple[tuple[str, int], ...]
     tls: bool
     database: int = 0
@@ -44,7 +44,7 @@ class RedisTarget:
         found = _URL.fullmatch(url)
         if found is None:
             raise ValueError(_FORMS)
-        kind: Kind = found[2] or "single"  # type: ignore[assignment]  # the pattern knows no other
+        kind: RedisKind = found[2] or "single"  # type: ignore[assignment]  # the pattern knows no other
         hosts = tuple(_host_and_port(text, kind) for text in found[3].split(","))
         master, path = "", found[4] or ""
         if kind == "sentinel":
@@ -55,7 +55,7 @@ class RedisTarget:
         return cls(kind=kind, hosts=hosts, tls=bool(found[1]), database=int(path or 0), master=master)
 
 
-def _host_and_port(text: str, kind: Kind) -> tuple[str, int]:
+def _host_and_port(text: str, kind: RedisKind) -> tuple[str, int]:
     try:
         split = urllib.parse.urlsplit(f"//{text}")
         host, port = split.hostname, split.port

@@ -307,4 +307,4 @@ class ProtocolFault(PickerEvent, frozen=True):
     reason: str
 
 
-Listener = Callable[[PickerEvent], None]
+OnEvent = Callable[[PickerEvent], None]

@@ -16,7 +16,7 @@ from epp.picker.endpoints.fleet import Fleet
 from epp.picker.endpoints.learned import restarted
 from epp.picker.endpoints.marks import Form, Proof
 from epp.picker.endpoints.served_models import of_page
-from epp.picker.events import Cut, Hangs, Listener, Restarted
+from epp.picker.events import Cut, Hangs, OnEvent, Restarted
 from epp.picker.guesses import Guesses
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.upkeep import clear_endpoint, drop_endpoint
@@ -33,7 +33,7 @@ class FleetNews:
     """What the picker knows of endpoints, caches and names of models."""
 
     def __init__(
-        self, spec: PolicySpec, send: Listener, *, secret: HashSecret, refuses_unknown_models: bool
+        self, spec: PolicySpec, send: OnEvent, *, secret: HashSecret, refuses_unknown_models: bool
     ) -> None:
         """Start without endpoints. send: sends an event to all listeners. refuses_unknown_models: once all
         lists are known, a request for a model that no server lists gets 404.

@@ -6,7 +6,7 @@ queue for each base model, since servers of one model cannot relieve those of an
 synchronous: there is no task, no clock and no logger. The owner of a timer calls `pump` at `due_at`, and
 after events that may have freed a server.
 
-Invariant: each waiting request leaves, or its `Answer` is called once.
+Invariant: each waiting request leaves, or its `OnDecided` is called once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from epp.picker.picker import Picker
 from epp.picker.server_caches import Prompt
 from epp.picker.unserved import AT_ONCE, Unserved, UnservedRequest
 
-Answer = Callable[[Pick | PickError, float], None]
+OnDecided = Callable[[Pick | PickError, float], None]
 """A function that is called once for a request that waited, with its pick or its refusal, and the time."""
 
 
@@ -52,7 +52,7 @@ class HeldRequest(Struct, frozen=True, eq=False):
     question: Question
     prompt: Prompt
     queue: ModelQueue
-    decided: Answer
+    decided: OnDecided
 
 
 WaitingRequest = QueueItem[HeldRequest]
@@ -123,7 +123,7 @@ class Gate:
         self,
         question: Question,
         claim: FlowClaim,
-        decided: Answer,
+        decided: OnDecided,
         *,
         size_bytes: int,
         longest_s: float,

@@ -23,7 +23,7 @@ from epp.base.types import ChunkHash, EndpointMetrics, EndpointName
 from epp.picker.endpoints.backlog import Booking
 from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, PAGE_AGE_S, EndpointState
 from epp.picker.endpoints.fleet import Fleet
-from epp.picker.events import Guess, GuessedEntries, Listener, Phase, Pick, PickerEvent, PrefillJob, Proved
+from epp.picker.events import Guess, GuessedEntries, OnEvent, Phase, Pick, PickerEvent, PrefillJob, Proved
 from epp.picker.prefix_index.table import Mirror, PrefixTable, Run, chunks_in, end_bytes
 from epp.picker.prefix_index.upkeep import disown
 from epp.picker.scheduling.schedule import Rule
@@ -46,13 +46,13 @@ class Listeners:
     __slots__ = ("_all",)
 
     def __init__(self) -> None:
-        self._all: tuple[Listener, ...] = ()
+        self._all: tuple[OnEvent, ...] = ()
 
-    def subscribe(self, listener: Listener) -> None:
+    def subscribe(self, listener: OnEvent) -> None:
         """Call `listener` with every later event, in order, before any other work is done."""
         self._all = (*self._all, listener)
 
-    def unsubscribe(self, listener: Listener) -> None:
+    def unsubscribe(self, listener: OnEvent) -> None:
         """Stop calling `listener`. It may be unsubscribed already."""
         self._all = tuple(each for each in self._all if each != listener)
 
@@ -62,7 +62,7 @@ class Listeners:
 
 
 class Guesses:
-    def __init__(self, fleet: Fleet, caches: ServerCaches, send: Listener) -> None:
+    def __init__(self, fleet: Fleet, caches: ServerCaches, send: OnEvent) -> None:
         """send: sends an event to all listeners."""
         self._fleet = fleet
         self._caches = caches

@@ -3,7 +3,7 @@
 The gate holds a request here in place of its 503, for as long as the policy's `flow.waitForServerSeconds`.
 When a server is ready, the requests go in the order of their arrival. Synchronous, without a clock.
 
-Invariant: each request that is held leaves, or its `Answer` is called once.
+Invariant: each request that is held leaves, or its `OnDecided` is called once.
 """
 
 from collections import OrderedDict

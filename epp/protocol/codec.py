@@ -32,8 +32,8 @@ from epp.protocol.http_events import (
     Answer,
     BodyMode,
     Delay,
-    Event,
     Headers,
+    HttpEvent,
     Modes,
     Piece,
     Refuse,
@@ -84,12 +84,12 @@ Around = tuple[Modes | None, tuple[str, ...] | None, str, int]
 _NOTHING_AROUND: Final[Around] = (None, None, "", 0)
 
 
-def decode(data: bytes, *, names: frozenset[str]) -> Event:
+def decode(data: bytes, *, names: frozenset[str]) -> HttpEvent:
     """Decode one ProcessingRequest. Of a request's headers, only those in `names` are kept. Raises
     StreamProtocolError.
     """
     tag = data[0] if data else 0
-    event: Event | None = None
+    event: HttpEvent | None = None
     if (slot := _BODY_AT.get(tag)) is not None:
         event = _cut_body(slot, data)
     elif (slot := _HEADERS_AT.get(tag)) is not None:
@@ -179,7 +179,7 @@ def _readable(names: frozenset[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name.isascii() and name == name.lower())
 
 
-def _decode_any(data: bytes, names: frozenset[str]) -> Event:
+def _decode_any(data: bytes, names: frozenset[str]) -> HttpEvent:
     """Decode one ProcessingRequest of any form by protobuf."""
     _require_bounded(len(data))
     message = _message(data)

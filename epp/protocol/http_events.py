@@ -101,7 +101,7 @@ class Trailers(Struct, frozen=True, gc=False):
     slot: Slot
 
 
-Event = Headers | Piece | Trailers
+HttpEvent = Headers | Piece | Trailers
 
 
 class Answer(Struct, frozen=True, gc=False):

@@ -35,8 +35,8 @@ from epp.protocol.http_events import (
     Answer,
     Body,
     BodyMode,
-    Event,
     Headers,
+    HttpEvent,
     Modes,
     Piece,
     Slot,
@@ -105,7 +105,7 @@ class HttpStream:
         if self.pick is None:
             self._overload, self.hold = True, False
 
-    def receive(self, event: Event, *, now: float) -> Sequence[Action]:
+    def receive(self, event: HttpEvent, *, now: float) -> Sequence[Action]:
         """Handle one event. Raises StreamProtocolError if the event makes no sense. The caller then closes
         the stream.
         """

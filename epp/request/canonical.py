@@ -29,7 +29,7 @@ from epp.request.api_fields import ChatMessage
 from epp.request.jsontext import NO_RAW, first_byte, text_bytes, token_bytes
 from epp.request.media import media_tokens
 
-Piece = bytes | Raw
+PromptPiece = bytes | Raw
 """Bytes of a prompt. JSON that is part of the prompt as it was sent is copied only when all pieces are
 joined."""
 
@@ -121,7 +121,7 @@ def present(raw: Raw) -> bool:
     return len(memoryview(raw)) > _LONGEST_ABSENT or bytes(raw) not in _ABSENT
 
 
-def as_sent(front: bytes, raw: Raw) -> list[Piece]:
+def as_sent(front: bytes, raw: Raw) -> list[PromptPiece]:
     """Return JSON as it was sent behind `front`, if any. Other white space costs a hit and does no harm."""
     return [front, raw] if present(raw) else []
 
@@ -212,7 +212,7 @@ _INCIDENTAL = frozenset({"cache_control", "prompt_cache_breakpoint", "id", "stat
 ids."""
 
 
-def digest(data: Piece) -> bytes:
+def digest(data: PromptPiece) -> bytes:
     return OPAQUE + xxhash.xxh3_128_hexdigest(data).encode()
 
 
@@ -256,7 +256,7 @@ def read_prompts(raw: Raw) -> Prompts:
 
 
 def render_messages(
-    sections: list[Piece], messages: list[ChatMessage] | None, *, media: list[Media], thinks: bool
+    sections: list[PromptPiece], messages: list[ChatMessage] | None, *, media: list[Media], thinks: bool
 ) -> None:
     """Append the messages, as parts of a canonical prompt, to `sections`. media: as for `content_parts`.
     thinks: the API's thinking parts are thoughts of the assistant, and not texts of the content.
@@ -301,7 +301,7 @@ def _only_results(text: bytes, content: Raw) -> bool:
     )
 
 
-def _forget(sections: list[Piece], places: list[int]) -> None:
+def _forget(sections: list[PromptPiece], places: list[int]) -> None:
     for place in places:
         sections[place] = b""
     places.clear()
@@ -315,7 +315,7 @@ def _heading(message: ChatMessage, role: bytes) -> bytes:
     return heading(role, b"name=" + name if name else b"", b"call=" + answers if answers else b"")
 
 
-def render_items(sections: list[Piece], raw: Raw, *, media: list[Media]) -> None:
+def render_items(sections: list[PromptPiece], raw: Raw, *, media: list[Media]) -> None:
     """Append the items of the responses API: messages, thoughts, tool calls, outputs of tools. Of any other
     item only a hash counts.
     """

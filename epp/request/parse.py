@@ -26,7 +26,7 @@ from epp.base.types import ApiKind, InferenceRequest, Media
 from epp.request import api_fields, canonical
 from epp.request._jsontext import plain_messages
 from epp.request.api_fields import Fields
-from epp.request.canonical import PART, Piece, Prompts, UnfollowedError, present
+from epp.request.canonical import PART, PromptPiece, Prompts, UnfollowedError, present
 from epp.request.client_names import MAX_NAME_CHARS, bounded_name, is_form, model_in_form
 from epp.request.jsontext import (
     MOST_BYTES,
@@ -80,12 +80,12 @@ _NAMING: Final = {
 }
 """The fields that name what one server keeps."""
 
-Body = bytes | memoryview
+BodyBytes = bytes | memoryview
 """The body of a request as it came."""
 _Parse = Callable[[Fields], InferenceRequest]
 
 
-def parse_request(path: str, body: Body) -> InferenceRequest:
+def parse_request(path: str, body: BodyBytes) -> InferenceRequest:
     """Read a body sent to `path`. The end of the path names the API, so a gateway's prefix and a query string
     do no harm.
 
@@ -113,7 +113,7 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
         return skim_request(path, body, unread=NOT_UNDERSTOOD if path else "")
 
 
-def plain_chat(body: Body) -> InferenceRequest | None:
+def plain_chat(body: BodyBytes) -> InferenceRequest | None:
     """Read a chat whose messages hold only texts, as nearly all chats do: the messages in one pass, and all
     other fields by the decoder, which has to find the mark in the place of the messages.
 
@@ -139,7 +139,7 @@ def plain_chat(body: Body) -> InferenceRequest | None:
         return None
 
 
-def skim_request(path: str, body: Body, *, unread: str = "") -> InferenceRequest:
+def skim_request(path: str, body: BodyBytes, *, unread: str = "") -> InferenceRequest:
     """Read only which API, which model and what kept state a body is for, without judging whether it is
     valid. `unread`: why the rest was not read. Uploads and the JSON of other APIs have nothing else to read.
     """
@@ -181,7 +181,7 @@ def _api_of_fields(fields: Fields) -> _Parse | None:
     return _parse_responses if fields.previous_response_id is not NO_RAW else None
 
 
-def _refuse_unreadable(body: Body, error: Exception) -> None:
+def _refuse_unreadable(body: BodyBytes, error: Exception) -> None:
     """Raise BadRequestError if no server can read this body, which is sent to a known API."""
     wrong = ""
     match error:
@@ -227,7 +227,7 @@ def id_in_body(*values: Raw) -> str:
 
 def _parse_chat(fields: Fields, prompt: bytes = b"") -> InferenceRequest:
     """prompt: the messages, if they were read before."""
-    messages: list[Piece] = [prompt]
+    messages: list[PromptPiece] = [prompt]
     media: list[Media] = []
     if fields.messages:
         canonical.render_messages(messages, fields.messages, media=media, thinks=False)
@@ -254,7 +254,7 @@ def _parse_messages(fields: Fields) -> InferenceRequest:
 
 
 def _parse_responses(fields: Fields) -> InferenceRequest:
-    sections: list[Piece] = []
+    sections: list[PromptPiece] = []
     media: list[Media] = []
     if previous := text_bytes(fields.previous_response_id):
         media.append(Media(others=UNKNOWN_TOKENS))
@@ -287,7 +287,7 @@ def _parse_completions(fields: Fields) -> InferenceRequest:
 def _parse_embeddings(fields: Fields) -> InferenceRequest:
     if present(fields.input):
         return _request(ApiKind.EMBEDDINGS, fields, canonical.read_prompts(fields.input))
-    sections: list[Piece] = []
+    sections: list[PromptPiece] = []
     media: list[Media] = []
     canonical.render_messages(sections, fields.messages, media=media, thinks=False)
     return _request(ApiKind.EMBEDDINGS, fields, sections, media)
@@ -323,7 +323,7 @@ _OTHER: Final = (ApiKind.OTHER, None)
 def _request(
     kind: ApiKind,
     fields: Fields,
-    prompts: Prompts | list[Piece],
+    prompts: Prompts | list[PromptPiece],
     media: Sequence[Media] = (),
     *,
     max_tokens: int | None = None,

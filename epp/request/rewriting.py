@@ -26,11 +26,11 @@ _USER: Final = SECTION + b"user" + BODY
 _DECODE: Final = msgspec.json.Decoder(dict[str, Raw])
 
 
-ModelName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
+BoundedName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
 class RewriteTarget(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    model: ModelName
+    model: BoundedName
     weight: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
 
 
@@ -40,7 +40,7 @@ class Rewrite(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """
 
     targets: Annotated[tuple[RewriteTarget, ...], Meta(min_length=1, max_length=64)]
-    models: Annotated[tuple[ModelName, ...], Meta(max_length=1024)] = ()
+    models: Annotated[tuple[BoundedName, ...], Meta(max_length=1024)] = ()
 
 
 class Rewrites:

@@ -83,7 +83,7 @@ class GrpcioTransport(grpc.GenericRpcHandler):
         """Serve one call: write its answers, while a task of its own reads its messages. This task ends with
         the call. Cancelled inside gRPC's own `read`, it would leak some 100 bytes (grpc/grpc#43360).
         """
-        call = _Call(context)
+        call = _GrpcioCall(context)
         handler = service(call)
         call.reading = asyncio.ensure_future(self._read(call, handler))
         try:
@@ -98,7 +98,7 @@ class GrpcioTransport(grpc.GenericRpcHandler):
         if call.status != OK:
             await context.abort(_STATUSES[call.status], call.details)
 
-    async def _read(self, call: _Call, handler: Handler) -> None:
+    async def _read(self, call: _GrpcioCall, handler: Handler) -> None:
         try:
             while (data := await call.context.read()) is not _EOF and call.is_open:
                 handler.message(data, now=self._clock())
@@ -115,7 +115,7 @@ class GrpcioTransport(grpc.GenericRpcHandler):
                 call.end(UNKNOWN, "the service failed")
 
 
-class _Call:
+class _GrpcioCall:
     """One call as a `calls.Caller`."""
 
     def __init__(self, context: _Context) -> None:

@@ -24,10 +24,10 @@ from epp.transport.http2.messages import (
     OK,
     UNIMPLEMENTED,
     UNKNOWN,
-    Event,
     Fault,
     Gone,
     HalfClosed,
+    Http2Event,
     Message,
     Opened,
     Reply,
@@ -256,7 +256,7 @@ class Peer(asyncio.Protocol):
         if self.connection.pending or self._of_begun or self._of_new:
             self._later()
 
-    def _take_in(self, events: list[Event], *, now: float) -> None:
+    def _take_in(self, events: list[Http2Event], *, now: float) -> None:
         """Open calls, end those that are gone, and let the messages of the others wait. A message that would
         wait alone is handled at once.
         """

@@ -9,10 +9,10 @@ import msgspec
 from epp.base.types import pack_hashes
 from epp.sources.sharing.batches import (
     Batch,
-    Event,
     HeldChain,
     MalformedBatchError,
     SharedBegan,
+    SharedEvent,
     SharedFatal,
     SharedOver,
     SharedProved,
@@ -76,14 +76,15 @@ def hand_made(replica: Replica) -> list[bytes]:
     state = next(iter(replica.picker.fleet.states()))
     at = (0, state.endpoint.name, identity_of(state))
     chain = pack_hashes([1, 2, 3])
-    events: list[Event] = [
+    events: list[SharedEvent] = [
         HeldChain(*at, chain),
         SharedBegan(*at, 1, 9, "", chain),
         SharedBegan(*at, 1, 9, "x", chain),
         SharedProved(0, 1),
         SharedOver(0, 1, 1, failed=False, no_token=True),
     ]
-    news: list[Event] = [*(SharedTrouble(*at, what) for what in get_args(Trouble)), SharedFatal(0, 7, 1)]
+    news: list[SharedEvent] = [SharedTrouble(*at, what) for what in get_args(Trouble)]
+    news.append(SharedFatal(0, 7, 1))
     batches = [
         Batch(b"other", 1, 5, events),
         Batch(b"other", 2, 5, news),

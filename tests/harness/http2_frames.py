@@ -15,7 +15,7 @@ from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 
 from epp.transport.http2.connection import Connection
 from epp.transport.http2.frames import PREFACE, Flag, Kind, Limits, Setting, frame, settings
-from epp.transport.http2.messages import Event, HeldBytes
+from epp.transport.http2.messages import HeldBytes, Http2Event
 from tests.invariants.transport import check_connection
 
 PATH: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -142,12 +142,12 @@ class CallerSide:
         assert [f.kind for f in self.sent()] == [Kind.SETTINGS]
         return self
 
-    def feed(self, *wire: bytes, limit: int = 2**31) -> list[Event]:
+    def feed(self, *wire: bytes, limit: int = 2**31) -> list[Http2Event]:
         events = self.connection.receive(b"".join(wire), now=self.now, limit=limit)
         check_connection(self.connection)
         return events
 
-    def tick(self, seconds: float) -> list[Event]:
+    def tick(self, seconds: float) -> list[Http2Event]:
         """Move the time of the connection forward."""
         self.now += seconds
         events = self.connection.tick(now=self.now)

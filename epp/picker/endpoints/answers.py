@@ -28,7 +28,7 @@ points to a failure, one answer of the fleet is read in this time."""
 _OVERDUE = 2
 """A server is suspected if so many answers are overdue there, and others have sent so many meanwhile."""
 
-Seen = Literal["moves", "idle", "hangs", "may hang", "stalls", "stalls alone"]
+Movement = Literal["moves", "idle", "hangs", "may hang", "stalls", "stalls alone"]
 """moves: the counters grew, or the page has none. idle: they did not, which says nothing yet. hangs: first
 bytes of streamed answers do not come. may hang: other answers do not come. stalls: the counters stand still
 although requests are open. alone: since then, something has moved at another server.
@@ -151,7 +151,7 @@ class Answers:
 
     def look(
         self, state: EndpointState, after: EndpointMetrics | None, *, hang_seconds: float, now: float
-    ) -> Seen:
+    ) -> Movement:
         """Look at a server when its next page came, or could not be read (None).
 
         A server sends the headers of a streamed answer before it computes the first token. So a server whose

@@ -38,14 +38,14 @@ from epp.base.types import SERVER_HEADERS, Address, Endpoint
 from epp.config.sections import Tls
 from epp.config.settings import Config
 
-Message = dict[str, Any]
+EnvoyMessage = dict[str, Any]
 """A message of Envoy, with the names of the fields as in Envoy's own documentation."""
 
 MODEL_SERVERS: Final = "model-servers"
 """Cluster of the model servers, as in `bootstrap.yaml`."""
 
 
-def typed(kind: str, **fields: Any) -> Message:
+def typed(kind: str, **fields: Any) -> EnvoyMessage:
     """Return a message that names its type."""
     return {"@type": f"type.googleapis.com/{kind}", **fields}
 
@@ -96,7 +96,7 @@ def secret_path(config: Config, name: str) -> str:
     return str(PurePath(config.envoy.eds_file).with_suffix(f".{name}.json"))
 
 
-def secret_references(config: Config) -> dict[str, Message | None]:
+def secret_references(config: Config) -> dict[str, EnvoyMessage | None]:
     """Return how the bootstrap names each certificate. None: the configuration has no such certificate."""
     return {
         name: {"name": name, "sds_config": {"path_config_source": {"path": secret_path(config, name)}}}
@@ -117,14 +117,14 @@ def write_first(config: Config) -> None:
         write_if_changed(endpoints, render_endpoints(()))
 
 
-def directory_of(path: str) -> Message:
+def directory_of(path: str) -> EnvoyMessage:
     """Return the directory of an absolute path. Envoy watches a directory and not a file, because both a
     rename and the links of a secret in Kubernetes replace a whole file, and only the directory shows this.
     """
     return {"path": str(PurePath(path).parent)}
 
 
-def _secrets(config: Config) -> dict[str, Message | None]:
+def _secrets(config: Config) -> dict[str, EnvoyMessage | None]:
     """Return what the file of each certificate says, by the name that the template asks for."""
     clients, picker = config.envoy.tls, config.listen.tls
     return {
@@ -137,7 +137,7 @@ def _secrets(config: Config) -> dict[str, Message | None]:
     }
 
 
-def _identity(tls: Tls) -> Message:
+def _identity(tls: Tls) -> EnvoyMessage:
     return {
         "tls_certificate": {
             "certificate_chain": {"filename": tls.cert_file},
@@ -147,7 +147,7 @@ def _identity(tls: Tls) -> Message:
     }
 
 
-def _trust(ca_file: str) -> Message:
+def _trust(ca_file: str) -> EnvoyMessage:
     folder = directory_of(ca_file)
     return {"validation_context": {"trusted_ca": {"filename": ca_file}, "watched_directory": folder}}
 
@@ -180,7 +180,7 @@ _OVERFLOW: Final = "header_mutation_result_exceeds_limit"
 class _TypedLoader(yaml.CSafeLoader):
     """Reads a mapping with the tag `!TYPE` as a message of this type."""
 
-    def construct_typed(self, kind: str, node: yaml.MappingNode) -> Message:
+    def construct_typed(self, kind: str, node: yaml.MappingNode) -> EnvoyMessage:
         fields: dict[Any, Any] = self.construct_mapping(node, deep=True)
         return typed(kind, **fields)
 
@@ -260,7 +260,7 @@ def _filled(node: Any, values: Mapping[str, Any]) -> Any:
     return node
 
 
-def _error_replies() -> list[Message]:
+def _error_replies() -> list[EnvoyMessage]:
     """Return how Envoy writes its own errors: as JSON that the clients of OpenAI's and of Anthropic's API
     parse. The first whose filter matches decides. The picker's own answers pass unchanged, because their
     details begin with `DETAILS_PREFIX`. A status that is not in the table gets a general text.
@@ -279,7 +279,7 @@ def _error_replies() -> list[Message]:
     ]
 
 
-def _details(expression: str) -> Message:
+def _details(expression: str) -> EnvoyMessage:
     kind = "envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter"
     config = typed(kind, expression=expression)
     return {
@@ -287,13 +287,13 @@ def _details(expression: str) -> Message:
     }
 
 
-def _status(status: int, comparison: Literal["EQ", "GE"]) -> Message:
+def _status(status: int, comparison: Literal["EQ", "GE"]) -> EnvoyMessage:
     # Envoy requires the name of a runtime setting that could change the number. The setting stays unset.
     value = {"default_value": status, "runtime_key": f"gateway.error_{status}"}
     return {"status_code_filter": {"comparison": {"op": comparison, "value": value}}}
 
 
-def _body(error_type: str, code: str, message: str) -> Message:
+def _body(error_type: str, code: str, message: str) -> EnvoyMessage:
     error = {"message": message, "type": error_type, "param": None, "code": code}
     # The extra `type`, which OpenAI's clients ignore, lets Anthropic's clients read it too.
     body = {"json_format": {"type": "error", "error": error}, "content_type": "application/json"}
@@ -311,7 +311,7 @@ def _seconds(number: float) -> str:
     return f"{number:.6f}".rstrip("0").rstrip(".") + "s"
 
 
-def _address(text: str) -> Message:
+def _address(text: str) -> EnvoyMessage:
     """Return an address from `ip:port` or `unix:/path`."""
     if text.startswith("unix:"):
         return {"pipe": {"path": text.removeprefix("unix:")}}
@@ -319,6 +319,6 @@ def _address(text: str) -> Message:
     return _socket_address(parsed.host, parsed.port)
 
 
-def _socket_address(host: str, port: int) -> Message:
+def _socket_address(host: str, port: int) -> EnvoyMessage:
     both_families = {"ipv4_compat": True} if host == "::" else {}
     return {"socket_address": {"address": host, "port_value": port, **both_families}}

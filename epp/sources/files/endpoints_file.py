@@ -31,7 +31,7 @@ from msgspec import Meta
 from epp.base.errors import ConfigError
 from epp.base.types import METRICS_PLACE, ROLES, Address, Endpoint, EndpointName
 from epp.config.reading import decode, in_words
-from epp.request.rewriting import ModelName, Rewrite, Rewrites
+from epp.request.rewriting import BoundedName, Rewrite, Rewrites
 
 _Name = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
 _Zmq = Annotated[str, Meta(max_length=1024, pattern=r"^((tcp|ipc)://.+)?$")]
@@ -46,7 +46,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str
     port: Annotated[int, Meta(ge=1, le=65535)] | None = None
     model: _Text = ""
-    adapters: tuple[ModelName, ...] = ()
+    adapters: tuple[BoundedName, ...] = ()
     labels: dict[_Text, _Text] = {}  # for the user's own tools
     kv_events: _Zmq = ""
     kv_replay: _Zmq = ""

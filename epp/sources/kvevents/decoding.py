@@ -152,7 +152,7 @@ class Cleared:
     """The server holds no blocks any more."""
 
 
-Event = Stored | Removed | Cleared
+KvEvent = Stored | Removed | Cleared
 
 
 _Name = int | bytes
@@ -164,16 +164,16 @@ _NO_KEYS: Final = (b"", b"\xc0", b"\x90")
 """The first bytes of an empty value, of nil and of an empty array."""
 
 
-class _Batch(Struct, array_like=True):
+class _EventBatch(Struct, array_like=True):
     time: Raw
     events: Annotated[list[Raw], Meta(max_length=_MOST_EVENTS)]
 
 
-class _Head(Struct):
+class _EventType(Struct):
     type: str
 
 
-class _Stored(Struct):
+class _BlockStored(Struct):
     """The fields in the order of the array form."""
 
     type: str
@@ -189,7 +189,7 @@ class _Stored(Struct):
     kv_cache_spec_kind: str | None = None
 
 
-class _Removed(Struct):
+class _BlockRemoved(Struct):
     type: str
     block_hashes: _Names
     medium: str | None = None
@@ -201,13 +201,13 @@ def _decoders(kind: type[Struct]) -> tuple[Decoder[Any], Decoder[Any]]:
     return Decoder(defstruct(f"{kind.__name__}Array", (), bases=(kind,), array_like=True)), Decoder(kind)
 
 
-_BATCH: Final = Decoder(_Batch)
-_HEAD: Final = _decoders(_Head)
-_STORED: Final = _decoders(_Stored)
-_REMOVED: Final = _decoders(_Removed)
+_BATCH: Final = Decoder(_EventBatch)
+_HEAD: Final = _decoders(_EventType)
+_STORED: Final = _decoders(_BlockStored)
+_REMOVED: Final = _decoders(_BlockRemoved)
 
 
-def decode(payload: bytes) -> list[Event] | None:
+def decode(payload: bytes) -> list[KvEvent] | None:
     """Return the events of a message, in order. None: the bytes are not a batch of events."""
     try:
         events = [_event(raw) for raw in _BATCH.decode(payload).events]
@@ -216,7 +216,7 @@ def decode(payload: bytes) -> list[Event] | None:
     return [event for event in events if event is not None]
 
 
-def _event(raw: Raw) -> Event | None:
+def _event(raw: Raw) -> KvEvent | None:
     first = memoryview(raw)[0]
     is_map = first & 0xF0 == 0x80 or first in (0xDE, 0xDF)
     match _HEAD[is_map].decode(raw).type:
@@ -231,7 +231,7 @@ def _event(raw: Raw) -> Event | None:
             return None
 
 
-def _stored(fields: _Stored) -> Stored:
+def _stored(fields: _BlockStored) -> Stored:
     keys, tokens = fields.extra_keys, tuple(array("I", fields.token_ids or ()))  # refuses what is no token id
     more = fields.lora_name or (keys and bytes(memoryview(keys[0])[:1]) not in _NO_KEYS)
     return Stored(

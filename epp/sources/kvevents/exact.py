@@ -33,7 +33,7 @@ from epp.sources.kvevents.decoding import (
     BlockHasher,
     BlockName,
     Cleared,
-    Event,
+    KvEvent,
     Removed,
     Stored,
     decode,
@@ -218,7 +218,7 @@ class Exact:
                 "raise exactMode.maxBlocks",
             )
 
-    def learn(self, server: EndpointName, event: Event, *, now: float) -> None:
+    def learn(self, server: EndpointName, event: KvEvent, *, now: float) -> None:
         """Apply one event of a server."""
         known = self.known[server]
         before = len(known)

@@ -71,7 +71,7 @@ def parse_page(page: bytes | bytearray, *, scraped_at: float) -> EndpointMetrics
     """Return the numbers of `page`, added up over its engines. Raises MetricsError if it is not a model
     server's page, or if its load is unreadable.
     """
-    found = _Found(_collect(page))
+    found = _PageSamples(_collect(page))
     block_size, capacity = found.cache()
     max_lora, active = found.lora()
     return EndpointMetrics(
@@ -119,7 +119,7 @@ class PageReader:
         return metrics
 
 
-class _Found:
+class _PageSamples:
     """The samples of one page by meaning, with every series. Unreadable values are NaN until asked for."""
 
     def __init__(self, samples: _Samples) -> None:

@@ -52,12 +52,12 @@ class _Happened(msgspec.Struct, array_like=True, frozen=True):
     at_ms: _Number
 
 
-class _OfServer(_Happened, frozen=True):
+class _SharedOfServer(_Happened, frozen=True):
     server: Name
     process: Process
 
 
-class SharedBegan(_OfServer, frozen=True, tag=1):
+class SharedBegan(_SharedOfServer, frozen=True, tag=1):
     """A request was sent to an endpoint. A second one with the same number: another served it."""
 
     number: _Number
@@ -82,13 +82,13 @@ class SharedOver(_Happened, frozen=True, tag=3):
     """Whether the answer was an error, or ended so soon that it may hold no token."""
 
 
-class HeldChain(_OfServer, frozen=True, tag=4):
+class HeldChain(_SharedOfServer, frozen=True, tag=4):
     """An endpoint holds this chain, and the request that asked for it is over."""
 
     chain: bytes
 
 
-class SharedTrouble(_OfServer, frozen=True, tag=5):
+class SharedTrouble(_SharedOfServer, frozen=True, tag=5):
     """An endpoint has lost its cache, its requests hang, or it cut an answer midway."""
 
     what: Trouble
@@ -101,14 +101,14 @@ class SharedFatal(_Happened, frozen=True, tag=6):
     strikes: Annotated[int, Meta(ge=1, le=16)]
 
 
-class SharedMade(_OfServer, frozen=True, tag=7):
+class SharedMade(_SharedOfServer, frozen=True, tag=7):
     """An endpoint has made something that it keeps."""
 
     id_hash: _Number
 
 
 ServerEvent = SharedBegan | HeldChain | SharedTrouble | SharedMade
-Event = ServerEvent | SharedProved | SharedOver | SharedFatal
+SharedEvent = ServerEvent | SharedProved | SharedOver | SharedFatal
 
 
 class Batch(msgspec.Struct, array_like=True, frozen=True):
@@ -119,7 +119,7 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
     number: _Number
     """The sender's number of this batch. If it left out events, it leaves out a number too."""
     at_ms: _Number
-    events: Annotated[list[Event], Meta(max_length=MOST_EVENTS)]
+    events: Annotated[list[SharedEvent], Meta(max_length=MOST_EVENTS)]
 
 
 class MalformedBatchError(ValueError):

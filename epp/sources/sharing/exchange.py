@@ -20,7 +20,7 @@ from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.events import Cut, Hangs, Phase, Pick, PickerEvent, PrefillJob, Restarted
 from epp.picker.picker import Picker
 from epp.sources.sharing import batches
-from epp.sources.sharing.batches import Event, Kept, milliseconds
+from epp.sources.sharing.batches import Kept, SharedEvent, milliseconds
 from epp.sources.sharing.listener import Listener
 from epp.sources.sharing_status import SharingStatus
 
@@ -47,7 +47,7 @@ class Exchange:
         self.listener = Listener(picker, self.counts, me=me, timeout_s=PEER_TIMEOUT_S)
         self._me = me
         self._limit_bytes = outbox_bytes
-        self._events: deque[tuple[Event, int]] = deque()
+        self._events: deque[tuple[SharedEvent, int]] = deque()
         """Each with its size in bytes."""
         self.waiting_bytes = 0
         self._numbers: dict[Pick | PrefillJob, int] = {}
@@ -73,7 +73,7 @@ class Exchange:
             self._sign_at = now
         elif not self._events:
             return None
-        taken: list[Event] = []
+        taken: list[SharedEvent] = []
         taken_bytes = 0
         while self._events and taken_bytes < _BATCH_BYTES:
             event, size_bytes = self._events.popleft()
@@ -126,7 +126,7 @@ class Exchange:
         number = self._numbers.pop(work, 0)
         self._add(batches.SharedOver(milliseconds(at), number, int(kept), failed, no_token))
 
-    def _add(self, event: Event, more_bytes: int = 0) -> None:
+    def _add(self, event: SharedEvent, more_bytes: int = 0) -> None:
         size_bytes = _EVENT_BYTES + more_bytes
         self._events.append((event, size_bytes))
         self.waiting_bytes += size_bytes

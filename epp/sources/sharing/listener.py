@@ -26,7 +26,7 @@ from epp.picker.events import Guess
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.upkeep import clear_endpoint
 from epp.sources.sharing import batches
-from epp.sources.sharing.batches import Event, Kept, MalformedBatchError, ServerEvent, SharedBegan, SharedOver
+from epp.sources.sharing.batches import Kept, ServerEvent, SharedBegan, SharedEvent, SharedOver
 from epp.sources.sharing_status import SharingStatus
 
 _MOST_OPEN: Final = 100_000
@@ -53,7 +53,7 @@ class _OpenPick:
 
 
 @dataclass(slots=True, eq=False)
-class _Peer:
+class _Sender:
     heard_at: float
     number: int
     """Of its last batch."""
@@ -68,7 +68,7 @@ class Listener:
         self._counts = counts
         self._me = me
         self._timeout_s = timeout_s
-        self._peers: dict[bytes, _Peer] = {}
+        self._peers: dict[bytes, _Sender] = {}
         self._open = 0
         """The number of open requests of all peers."""
 
@@ -87,7 +87,7 @@ class Listener:
             return
         peer = self._peers.get(batch.speaker)
         if peer is None:
-            peer = self._peers[batch.speaker] = _Peer(now - age_s, batch.number - 1)
+            peer = self._peers[batch.speaker] = _Sender(now - age_s, batch.number - 1)
         if batch.number <= peer.number:
             return  # a sender that does not know whether a batch arrived sends it again
         missed = peer.cut or batch.number != peer.number + 1
@@ -115,14 +115,14 @@ class Listener:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _forget_one_of(self, peers: Iterable[tuple[bytes, _Peer]], *, now: float) -> bool:
+    def _forget_one_of(self, peers: Iterable[tuple[bytes, _Sender]], *, now: float) -> bool:
         for who, peer in peers:
             if not self._release_some(peer, now=now):
                 del self._peers[who]
             return True
         return False
 
-    def _apply(self, peer: _Peer, event: Event, *, at: float, now: float, current: bool) -> None:
+    def _apply(self, peer: _Sender, event: SharedEvent, *, at: float, now: float, current: bool) -> None:
         """at: when the event happened, by our clock. current: whether requests of this picker still count as
         load.
         """
@@ -145,7 +145,7 @@ class Listener:
                     self._apply_to(state, peer, event, at=at, now=now, current=current)
 
     def _apply_to(
-        self, state: EndpointState, peer: _Peer, event: ServerEvent, *, at: float, now: float, current: bool
+        self, state: EndpointState, peer: _Sender, event: ServerEvent, *, at: float, now: float, current: bool
     ) -> None:
         failures = self._picker.fleet.failures
         match event:
@@ -176,7 +176,7 @@ class Listener:
         return state
 
     def _began(
-        self, peer: _Peer, event: SharedBegan, state: EndpointState, *, at: float, now: float, books: bool
+        self, peer: _Sender, event: SharedBegan, state: EndpointState, *, at: float, now: float, books: bool
     ) -> None:
         chain, adapter = _chain(event.chain), event.adapter
         before = self._taken(peer, event.number)
@@ -226,12 +226,12 @@ class Listener:
         else:
             guesses.drop(request.guess)
 
-    def _taken(self, peer: _Peer, number: int) -> _OpenPick | None:
+    def _taken(self, peer: _Sender, number: int) -> _OpenPick | None:
         request = peer.open.pop(number, None)
         self._open -= request is not None
         return request
 
-    def _release_some(self, peer: _Peer, *, now: float) -> bool:
+    def _release_some(self, peer: _Sender, *, now: float) -> bool:
         """Release some requests of a peer, whatever became of them: the last first, which fewest wait for.
         Return whether more are open.
         """
@@ -248,4 +248,4 @@ def _chain(packed: bytes) -> list[ChunkHash]:
     try:
         return cast("list[ChunkHash]", unpack_hashes(packed[: batches.MOST_CHUNKS * _HASH_BYTES]))
     except ValueError as error:
-        raise MalformedBatchError(f"{len(packed)} bytes are not a list of hashes") from error
+        raise batches.MalformedBatchError(f"{len(packed)} bytes are not a list of hashes") from error

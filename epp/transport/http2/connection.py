@@ -33,10 +33,10 @@ from epp.transport.http2.frames import (
 )
 from epp.transport.http2.messages import (
     PREFIX_BYTES,
-    Event,
     Fault,
     HalfClosed,
     HeldBytes,
+    Http2Event,
     Message,
     Opened,
     Reply,
@@ -91,7 +91,7 @@ class Connection:
         """Bytes of answers that wait for the peer's windows."""
         return self._table.own.unsent
 
-    def receive(self, data: bytes, *, now: float, limit: int = ALL) -> list[Event]:
+    def receive(self, data: bytes, *, now: float, limit: int = ALL) -> list[Http2Event]:
         """Read received bytes in at most about `limit` steps. The rest stays for the next call."""
         if not self.over:
             table = self._table
@@ -122,14 +122,14 @@ class Connection:
         if not self.over:
             self._control.leave()
 
-    def close(self, *, now: float, reason: str = "") -> list[Event]:
+    def close(self, *, now: float, reason: str = "") -> list[Http2Event]:
         """Close at once. The open streams are gone. reason: the fault of the peer, if there is one."""
         self._table.now = now
         if not self.over:
             self._fail(Code.ENHANCE_YOUR_CALM if reason else Code.NO_ERROR, reason or CLOSED)
         return self._taken()
 
-    def tick(self, *, now: float) -> list[Event]:
+    def tick(self, *, now: float) -> list[Http2Event]:
         """Check all time limits. To be called a few times a second."""
         if not self.over:
             self._table.now = now
@@ -140,7 +140,7 @@ class Connection:
                 self._fail(error.code, error.reason)
         return self._taken()
 
-    def _taken(self) -> list[Event]:
+    def _taken(self) -> list[Http2Event]:
         """Take the events out of the table, since a body must not stay in memory until the next event."""
         events, self._table.events = self._table.events, []
         return events

@@ -206,10 +206,10 @@ class Fault(Struct, frozen=True, gc=False):
     reason: str
 
 
-Event = Opened | Message | HalfClosed | Gone | Fault
+Http2Event = Opened | Message | HalfClosed | Gone | Fault
 
 
-def memory_bytes(event: Event) -> int:
+def memory_bytes(event: Http2Event) -> int:
     """Return about how much memory an event takes while it waits."""
     return 200 + (len(event.data) if type(event) is Message else 0)
 

@@ -17,11 +17,11 @@ from epp.transport.http2.messages import (
     REFUSALS,
     Assembly,
     BadMessageError,
-    Event,
     Fault,
     Gone,
     HalfClosed,
     HeldBytes,
+    Http2Event,
     Reply,
     pack_prefix,
     trailers,
@@ -90,7 +90,7 @@ class StreamTable:
         self.steps = 0
         """How many more steps may be taken before the owner looks at the clock. Frames, messages and answers
         that are sent on count as steps, and parts of dear frames do, too."""
-        self.events: list[Event] = []
+        self.events: list[Http2Event] = []
         """Events that wait for the connection's owner."""
         self.out: list[bytes | bytearray] = []
         """The frames to be written, in the order of the wire."""

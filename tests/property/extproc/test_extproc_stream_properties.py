@@ -12,7 +12,7 @@ from epp.protocol.codec import encode
 from epp.protocol.http_events import (
     BodyMode,
     BodyRoom,
-    Event,
+    HttpEvent,
     Modes,
     Refuse,
     StreamProtocolError,
@@ -80,7 +80,7 @@ VALUES = st.sampled_from(
 HEADERS = st.lists(st.tuples(NAMES, VALUES), max_size=6).map(tuple)
 GOOD_BODY = json.dumps({"model": "m", "prompt": "p" * 700, "stream": True}).encode()
 DATA = st.sampled_from([b"", GOOD_BODY, GOOD_BODY[:300], GOOD_BODY[300:], b"{}", b"\xff", b"x" * 70_000])
-EVENTS: st.SearchStrategy[Event] = st.one_of(
+EVENTS: st.SearchStrategy[HttpEvent] = st.one_of(
     st.builds(
         request_headers,
         HEADERS,
@@ -118,7 +118,7 @@ SETTINGS = st.builds(
     end=st.sampled_from(["close", "broken", "detach"]),
 )
 def test_no_order_of_events_breaks_the_stream_or_leaves_a_booking(
-    events: list[Event], given_settings: StreamSettings, end: str
+    events: list[HttpEvent], given_settings: StreamSettings, end: str
 ) -> None:
     picker = sampling_picker()
     seen = Seen.of(picker)

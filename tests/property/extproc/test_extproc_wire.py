@@ -15,8 +15,8 @@ from epp.protocol.codec import decode, echoes_in, encode
 from epp.protocol.header_names import RESPONSE_NAMES
 from epp.protocol.http_events import (
     BodyMode,
-    Event,
     Headers,
+    HttpEvent,
     Modes,
     Piece,
     Slot,
@@ -36,7 +36,7 @@ def part(number: int, content: bytes) -> bytes:
     return as_protobuf([[number, content]])
 
 
-def expected(data: bytes) -> Event:
+def expected(data: bytes) -> HttpEvent:
     """Return what protobuf alone reads from the message. Raises the errors that protobuf raises, and KeyError
     for a message of another kind.
     """
@@ -82,7 +82,7 @@ def served_by(message: Any) -> str:
     return ""
 
 
-def decoded(data: bytes) -> Event:
+def decoded(data: bytes) -> HttpEvent:
     event = decode(data, names=NAMES)
     if isinstance(event, Headers) and event.slot is Slot.RESPONSE_HEADERS:
         return msgspec.structs.replace(event, subset=None)  # nobody reads it there

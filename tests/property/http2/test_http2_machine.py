@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from epp.transport.http2.frames import DEFAULT_WINDOW, Kind, Limits, Setting
 from epp.transport.http2.frames import settings as settings_frame
-from epp.transport.http2.messages import Event, Gone, HalfClosed, HeldBytes, Message, Opened
+from epp.transport.http2.messages import Gone, HalfClosed, HeldBytes, Http2Event, Message, Opened
 from tests.harness.http2_frames import CallerSide, data, grpc, headers, messages_in, reset, window_update
 from tests.invariants.transport import check_connection
 
@@ -64,7 +64,7 @@ class Http2Machine(RuleBasedStateMachine):
         self.window = DEFAULT_WINDOW
         self.credit = LIMITS.connection_window_bytes
 
-    def take(self, events: list[Event]) -> None:
+    def take(self, events: list[Http2Event]) -> None:
         for event in events:
             if isinstance(event, Message):
                 self.known[event.stream_id].taken.append(event.data)

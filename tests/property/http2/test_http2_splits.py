@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from epp.transport.http2.frames import Limits, Setting, frame
 from epp.transport.http2.frames import settings as settings_frame
-from epp.transport.http2.messages import Event, Message
+from epp.transport.http2.messages import Http2Event, Message
 from tests.harness.http2_frames import (
     NO_TABLE,
     CallerSide,
@@ -72,11 +72,11 @@ frames = st.one_of(
 LIMITS = Limits(max_message_bytes=30, max_streams=3)
 
 
-def events_of(wire: bytes, cuts: list[int], limits: list[int]) -> tuple[list[Event], str]:
+def events_of(wire: bytes, cuts: list[int], limits: list[int]) -> tuple[list[Http2Event], str]:
     side = CallerSide(limits=LIMITS)
     edges = [0, *sorted(cuts), len(wire)]
     limit = iter(limits * (10 * len(wire) + 10))
-    events: list[Event] = []
+    events: list[Http2Event] = []
     for start, end in itertools.pairwise(edges):
         events += side.feed(wire[start:end], limit=next(limit))
         while side.connection.pending:

@@ -15,8 +15,8 @@ from epp.protocol.http_events import (
     Action,
     Answer,
     BodyMode,
-    Event,
     Headers,
+    HttpEvent,
     Modes,
     Piece,
     Refuse,
@@ -92,7 +92,7 @@ class Bench:
         return sum(s.in_flight for s in self.picker.fleet.states())
 
 
-def run(stream: HttpStream, *events: Event) -> list[Action]:
+def run(stream: HttpStream, *events: HttpEvent) -> list[Action]:
     actions: list[Action] = []
     for i, event in enumerate(events):
         actions += stream.receive(event, now=1.0 + i)
@@ -104,7 +104,7 @@ def head(modes: Modes | None, *extra: tuple[str, str], end: bool = False) -> Hea
     return request_headers((*HEADERS, *extra), end_of_stream=end, modes=modes)
 
 
-def whole(modes: Modes | None, *extra: tuple[str, str]) -> list[Event]:
+def whole(modes: Modes | None, *extra: tuple[str, str]) -> list[HttpEvent]:
     """Return a request as a data plane sends it in this mode."""
     return [head(modes, *extra), *([] if modes is NONE else [request_body(BODY, end_of_stream=True)])]
 

@@ -13,7 +13,7 @@ from epp.config.policy import DEFAULT_POLICY, Sampling
 from epp.picker.events import Cut, PickerEvent
 from epp.picker.picker import Picker
 from epp.protocol.access_log import MOST_ENTRIES, MOST_MESSAGE_BYTES, AccessLog
-from epp.protocol.http_events import Answer, BodyMode, Event, Modes, Slot
+from epp.protocol.http_events import Answer, BodyMode, HttpEvent, Modes, Slot
 from epp.protocol.settings import StreamSettings
 from tests.unit.protocol.calls_bench import NotingCaller
 from tests.unit.protocol.stream_bench import (
@@ -55,7 +55,7 @@ from tests.unit.protocol.stream_bench import (
     ],
 )
 def test_closing_releases_the_booking_with_the_outcome_of_the_request(
-    bench: Bench, events: list[Event], outcome: str
+    bench: Bench, events: list[HttpEvent], outcome: str
 ) -> None:
     stream = through(bench)
     run(stream, *events)
@@ -102,7 +102,7 @@ def test_a_sampled_answer_that_is_cut_counts_as_aborted() -> None:
     ],
 )
 def test_a_stream_may_end_once_nothing_more_is_due_to_the_data_plane(
-    bench: Bench, *, modes: Modes, events: list[Event], can_detach: bool
+    bench: Bench, *, modes: Modes, events: list[HttpEvent], can_detach: bool
 ) -> None:
     stream = through(bench, modes)
     run(stream, *events)

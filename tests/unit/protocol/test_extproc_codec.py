@@ -12,8 +12,8 @@ from epp.protocol.http_events import (
     Answer,
     BodyMode,
     Delay,
-    Event,
     Headers,
+    HttpEvent,
     Modes,
     Piece,
     Refuse,
@@ -26,7 +26,7 @@ BROKEN = b"\xff"
 """Bytes behind a message. A message that is decoded is undecodable with them."""
 
 
-def decoded(data: bytes) -> Event:
+def decoded(data: bytes) -> HttpEvent:
     return decode(data, names=frozenset({":path"}))
 
 

@@ -7,7 +7,7 @@ import pytest
 from epp.base.types import EndpointName, ModelCard, ModelList
 from epp.config.policy import Cost, LoadSettings
 from epp.protocol.codec import encode
-from epp.protocol.http_events import Action, Answer, Event, Modes, Piece, Refuse
+from epp.protocol.http_events import Action, Answer, HttpEvent, Modes, Piece, Refuse
 from epp.protocol.settings import StreamSettings
 from tests.unit.protocol.stream_bench import (
     ALL,
@@ -62,7 +62,7 @@ def test_saturation_gets_429_with_retry_after() -> None:
 @pytest.mark.parametrize("modes", ALL)
 def test_no_endpoint_gets_503(bench: Bench, modes: Modes) -> None:
     bench.set_endpoints()
-    cases: list[list[Event]] = [
+    cases: list[list[HttpEvent]] = [
         [head(modes), request_body(BODY, end_of_stream=True)],
         [head(modes, end=True)],
     ]

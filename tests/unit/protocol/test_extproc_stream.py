@@ -6,7 +6,7 @@ import pytest
 
 from epp.protocol.http_events import (
     Answer,
-    Event,
+    HttpEvent,
     Modes,
     Piece,
     Refuse,
@@ -150,7 +150,7 @@ def test_trailers_after_a_buffered_body_pass(bench: Bench) -> None:
         ([head(NONE), response_headers(OK), response_headers(OK)], "second_response_headers"),
     ],
 )
-def test_impossible_messages_are_a_typed_error(bench: Bench, events: list[Event], reason: str) -> None:
+def test_impossible_messages_are_a_typed_error(bench: Bench, events: list[HttpEvent], reason: str) -> None:
     stream = bench.stream()
     run(stream, *events[:-1])
     with pytest.raises(StreamProtocolError, match=reason):

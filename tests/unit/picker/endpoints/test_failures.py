@@ -7,7 +7,7 @@ import pytest
 
 from epp.base.types import EndpointMetrics, EndpointName
 from epp.config.policy import FailureSettings, PolicySpec
-from epp.picker.endpoints.answers import Answers, Seen
+from epp.picker.endpoints.answers import Answers, Movement
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.marks import Form
 from epp.picker.events import Pick
@@ -196,7 +196,7 @@ class WatchedServers:
         running: int = 1,
         at_end: bool = False,
         kv_usage: float = 0.5,
-    ) -> Seen:
+    ) -> Movement:
         after = EndpointMetrics(
             scraped_at=now,
             generated_tokens=tokens,
@@ -209,7 +209,7 @@ class WatchedServers:
         state.metrics = after
         return seen
 
-    def unread(self, state: EndpointState, after: EndpointMetrics | None = None, *, now: float) -> Seen:
+    def unread(self, state: EndpointState, after: EndpointMetrics | None = None, *, now: float) -> Movement:
         seen = self.answers.look(state, after, hang_seconds=HANG_S, now=now)
         state.picks_since_scrape = 0
         return seen

@@ -5,7 +5,7 @@ import tracemalloc
 import msgspec
 import pytest
 
-from epp.sources.kvevents.decoding import Cleared, Event, Removed, Stored, decode
+from epp.sources.kvevents.decoding import Cleared, KvEvent, Removed, Stored, decode
 from tests.contract.recordings import read_kv_events
 
 
@@ -13,7 +13,7 @@ def event_batch(*events: object) -> bytes:
     return msgspec.msgpack.encode([1.5, list(events), 0])
 
 
-def decoded(payload: bytes) -> list[Event]:
+def decoded(payload: bytes) -> list[KvEvent]:
     events = decode(payload)
     assert events is not None
     return events

@@ -7,7 +7,7 @@ import pytest
 
 from epp.base.types import pack_hashes
 from epp.sources.sharing import batches
-from epp.sources.sharing.batches import Event, SharedBegan, identity_of
+from epp.sources.sharing.batches import SharedBegan, SharedEvent, identity_of
 from tests.harness.steps import steps
 from tests.unit.sources.sharing.pickers import Replica
 
@@ -18,7 +18,7 @@ def began(replica: Replica, number: int, chain: bytes) -> SharedBegan:
     return SharedBegan(0, "a", identity_of(next(iter(replica.picker.fleet.states()))), number, 10, "", chain)
 
 
-def peer_batch(events: list[Event]) -> bytes:
+def peer_batch(events: list[SharedEvent]) -> bytes:
     return batches.encode(batches.Batch(b"other", 1, 0, events))
 
 
