@@ -170,7 +170,7 @@ class FailingServers:
 
     def sent(self, state: EndpointState, model: str, *, now: float) -> bool:
         """Take in that a request was sent to this server. Return whether its answer has to be read: at most
-        eight in a second of one server, whatever clients ask for.
+        eight at once and eight in a second of one server, whatever clients ask for.
         """
         for each in self.marks.values():
             each.picks += each.about in ("", model) and each.state.model == state.model
