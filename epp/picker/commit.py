@@ -294,7 +294,7 @@ class Commits:
         prompt, cached = pick.prompt, 0
         if pick.prefill is not None:
             cached = prompt.tokens
-        elif self._fleet.get(state.endpoint.name) is state:
+        elif not state.gone:
             held = self._caches.table.match(prompt.chain).get(state.endpoint.name, 0)
             cached = self._caches.cached_at(state, prompt, held)
         pick.state = state

@@ -49,7 +49,7 @@ class FleetNews:
         This needs a source that names the process (`incarnation`): if a file lists an endpoint again, nobody
         knows whether its process was restarted meanwhile."""
         self.caches = ServerCaches(spec, secret=secret)
-        self.guesses = Guesses(self.fleet, self.caches, send)
+        self.guesses = Guesses(self.caches, send)
         """What is assumed of requests whose answers have not begun. `sharing` uses it too."""
 
     def set_secret(self, secret: HashSecret) -> None:

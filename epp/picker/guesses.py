@@ -22,7 +22,6 @@ from typing import Final
 from epp.base.types import ChunkHash, EndpointMetrics, EndpointName
 from epp.picker.endpoints.backlog import Booking
 from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, PAGE_AGE_S, EndpointState
-from epp.picker.endpoints.fleet import Fleet
 from epp.picker.events import Guess, GuessedEntries, OnEvent, Phase, Pick, PickerEvent, PrefillJob, Proved
 from epp.picker.prefix_index.table import Mirror, PrefixTable, Run, chunks_in, end_bytes
 from epp.picker.prefix_index.upkeep import disown
@@ -62,9 +61,8 @@ class Listeners:
 
 
 class Guesses:
-    def __init__(self, fleet: Fleet, caches: ServerCaches, send: OnEvent) -> None:
+    def __init__(self, caches: ServerCaches, send: OnEvent) -> None:
         """send: sends an event to all listeners."""
-        self._fleet = fleet
         self._caches = caches
         self._send = send
         self.rules: Sequence[Rule] = ()
@@ -80,7 +78,7 @@ class Guesses:
     def guess(self, state: EndpointState, chain: list[ChunkHash], *, booking: Booking, adapter: str) -> Guess:
         """Assume that the server will hold the chain and the adapter, since a request was sent there."""
         table, name = self._caches.table, state.endpoint.name
-        if self._fleet.get(name) is not state:
+        if state.gone:
             chain = []
         if adapter:
             booking.loads = state.expect_adapter(adapter)
@@ -94,7 +92,7 @@ class Guesses:
         now.
         """
         state = guess.state
-        same_server = self._fleet.get(state.endpoint.name) is state and state.process == guess.process
+        same_server = not state.gone and state.process == guess.process
         return same_server and guess.table is self._caches.table and bool(guess.chain)
 
     def prove(self, guess: Guess, *, now: float) -> int | None:
@@ -174,7 +172,7 @@ class Guesses:
         """Take in that an answer ended, and that only the server's next page can show whether it had a token.
         Until then the prompt matches for nobody.
         """
-        if self._fleet.get(pick.state.endpoint.name) is not pick.state:
+        if pick.state.gone:
             self.lost(pick)
             return
         self._awaited.pop(pick.guess.booking, None)
