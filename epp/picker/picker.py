@@ -142,10 +142,10 @@ class Picker:
         first token. Raises NoEndpointError or SaturatedError.
         """
         inference, fleet, spec = question.inference, self.fleet, self._spec
-        adapter = fleet.served.adapter(inference.model)
-        slots = fleet.candidates(inference.model, subset=question.subset)
+        slots, adapter = fleet.candidates(inference.model, subset=question.subset)
+        columns = fleet.columns
         if prompt is None:
-            base_model = fleet.columns.roster.models[slots[0]]
+            base_model = columns.roster.models[slots[0]]
             name = fleet.served.sharing_name(inference.model, slots[0])
             prompt = self.caches.prompt(
                 inference, base_model=base_model, name=name, body_bytes=question.body_bytes
@@ -157,15 +157,15 @@ class Picker:
             slots, tokens=_LENGTH_MARGIN * prompt.tokens + (inference.max_tokens or 0)
         )
         snapshot = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
-        found = self.caches.table.holders(prompt.chain)
+        cached, prefix = self.caches.cached_tokens(prompt, columns.block_tokens)
         holder = self._holder(question, now=now) if question.names_state else None
         request = SchedulingRequest(
             at=now,
             prompt_tokens=prompt.tokens,
-            cached_tokens=self.caches.cached_tokens(prompt, found, fleet.columns.block_tokens)[snapshot.at],
+            cached_tokens=cached[snapshot.at],
             session=question.session,
             beginning=self.caches.beginning(prompt),
-            prefix=prompt.chain[found[0][1] - 1] if found else 0,
+            prefix=prefix,
             text_bytes=prompt.size.text_bytes,
             caches=self.caches.table.mirrors,
             holder=snapshot.places_by_slot().get(holder.slot) if holder is not None else None,
@@ -183,7 +183,7 @@ class Picker:
         whatever the rule. The one that keeps what the request names goes before them.
         """
         inference, fleet, failures = question.inference, self.fleet, self.fleet.failures
-        slots = fleet.candidates(inference.model, subset=question.subset)
+        slots, adapter = fleet.candidates(inference.model, subset=question.subset)
         most = self._most_destinations(question)
         few = [fleet.states()[slot] for slot in self._rng.sample(slots, min(max(most, 2), len(slots)))]
         few[:2] = sorted(few[:2], key=lambda state: state.loads[0])
@@ -193,7 +193,6 @@ class Picker:
         if holder is not None and holder.slot in slots:
             few = [holder, *(state for state in few if state is not holder)]
         prompt = self.caches.prompt(inference, base_model=few[0].model, body_bytes=question.body_bytes)
-        adapter = fleet.served.adapter(inference.model)
         return Considered(question, prompt, adapter, [state.slot for state in few], None)
 
     def commit(
@@ -288,7 +287,7 @@ class Picker:
         if model not in self.fleet.models:
             return 0.0  # these servers have gone, or list another model now
         try:
-            slots = self.fleet.candidates(model, subset=None)
+            slots, _ = self.fleet.candidates(model, subset=None)
         except NoEndpointError:
             return 0.0
         snapshot = self.fleet.snapshot(slots, model=model, adapter="", spec=self._spec, now=now)

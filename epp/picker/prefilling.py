@@ -54,9 +54,8 @@ class Prefilling:
         if not slots:
             return None
         snapshot = fleet.snapshot(slots, model=model, adapter=adapter, spec=spec, now=now)
-        held = self._caches.table.holders(prompt.chain)
-        cached = self._caches.cached_tokens(prompt, held, fleet.columns.block_tokens)[snapshot.at]
-        request = SchedulingRequest(at=now, prompt_tokens=prompt.tokens, cached_tokens=cached)
+        cached, _ = self._caches.cached_tokens(prompt, fleet.columns.block_tokens)
+        request = SchedulingRequest(at=now, prompt_tokens=prompt.tokens, cached_tokens=cached[snapshot.at])
         found = computed_elsewhere(choice, request, snapshot, spec=spec, rng=self._rng)
         if found is None:
             return None

@@ -211,20 +211,21 @@ class ServerCaches:
         tokens = estimated_tokens(size, self.token_estimate(base_model).terms)
         return Prompt(size, tokens, chain, teaches=bool(inference.prompt))
 
-    def cached_tokens(self, prompt: Prompt, found: Sequence[tuple[int, int]], block_tokens: Ints) -> Floats:
+    def cached_tokens(self, prompt: Prompt, block_tokens: Ints) -> tuple[Floats, int]:
         """Return the tokens of the prompt that each server would take from its cache, by slot: whole blocks.
+        And the hash of the prompt's last chunk that any server holds, or 0.
 
-        found: the table's holders of the prompt.
         block_tokens: by slot, with one more value at the end for servers without a slot.
         """
+        found = self.table.holders(prompt.chain)
         if not found:
-            return np.zeros(len(block_tokens) - 1)
+            return np.zeros(len(block_tokens) - 1), 0
         cached = np.zeros(len(block_tokens))
         for mask, chunks in found:
             slots, tokens = self._slots_of(mask), self._tokens_of(prompt, chunks)
             block = int(block_tokens[slots]) if isinstance(slots, int) else block_tokens[slots]
             cached[slots] = tokens // block * block
-        return cached[:-1]
+        return cached[:-1], prompt.chain[found[0][1] - 1]
 
     def cached_at(self, state: EndpointState, prompt: Prompt, chunks: int) -> int:
         """Return the tokens of the prompt that the server takes from its cache, if it holds `chunks`."""

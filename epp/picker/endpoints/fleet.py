@@ -309,18 +309,19 @@ class Fleet:
             columns.follow()
         return columns
 
-    def candidates(self, model: str, *, subset: AbstractSet[Address] | None) -> Sequence[int]:
+    def candidates(self, model: str, *, subset: AbstractSet[Address] | None) -> tuple[Sequence[int], str]:
         """Return the slots of the endpoints that may serve a request for `model`, at the addresses in
-        `subset` if there is one.
+        `subset` if there is one. And `model` again if it is an adapter, else an empty text.
 
         Raises NotReadyError if there are none, NoEndpointError if there are none in the subset, and
         UnknownModelError if no server has such a model.
         """
-        slots = self.healthy(self.served.answering(model))
+        answering, adapter = self.served.answering(model)
+        slots = self.healthy(answering)
         if not slots:
             raise NotReadyError
         if subset is None:
-            return slots
+            return slots, adapter
         allowed = self._within(slots, subset)
         if not allowed:
             # The subset has no server that lists the model, but one that lists nothing may have it.
@@ -330,7 +331,7 @@ class Fleet:
             raise NoEndpointError(
                 "none of the endpoints that the data plane allows is ready", reason="subset_empty"
             )
-        return allowed
+        return allowed, adapter
 
     def prefillers(self, model: str, *, subset: AbstractSet[Address] | None) -> Sequence[int]:
         """Return the slots of endpoints that may compute a prompt for `model` for another endpoint. May be

@@ -177,9 +177,9 @@ class ServedModels:
         slots = self._named_as(model).slots if model else None
         return self.away.pools(model) | {self._states[slot].endpoint.pool for slot in slots or ()}
 
-    def answering(self, model: str) -> Sequence[int]:
-        """Return those of the slots that may be a destination."""
-        return self._to_answer(self.slots(model))
+    def answering(self, model: str) -> tuple[Sequence[int], str]:
+        """Return those of the slots that may be a destination, and what `adapter` returns."""
+        return self._to_answer(self.slots(model)), self.adapter(model)
 
     def within(self, model: str, within: Sequence[int]) -> Sequence[int]:
         """Return the slots that may have the model although their lists do not name it. within: the servers

@@ -148,11 +148,11 @@ def test_snapshot_shows_which_endpoints_hold_the_adapter_or_have_free_slot() -> 
 def test_only_endpoints_at_the_allowed_addresses_are_candidates() -> None:
     fleet = a_fleet(endpoint("a"), endpoint("b"), endpoint("c"))
     allowed = {endpoint("c").address, endpoint("a").address, endpoint("z").address}
-    assert fleet.candidates("m", subset=allowed) == [0, 2]
+    assert fleet.candidates("m", subset=allowed) == ([0, 2], "")
     front = Address("10.1.1.1", 80)
     ranks = [replace(endpoint(name), rank=n, behind=front) for n, name in enumerate("ab")]
     ranked = a_fleet(*ranks, endpoint("c"))
-    assert ranked.candidates("m", subset={front}) == [0, 1]
+    assert ranked.candidates("m", subset={front}) == ([0, 1], "")
     with pytest.raises(NoEndpointError) as raised:
         ranked.candidates("m", subset={ranks[0].address})
     assert raised.value.reason == "subset_empty", "the data plane knows the ranks by their front"
@@ -165,7 +165,7 @@ def test_endpoints_that_answer_are_candidates() -> None:
         replace(endpoint("b"), role=Role.BOTH),
     )
     assert fleet.prefilling == [0, 2]
-    assert (fleet.candidates("m", subset=None), fleet.prefillers("m", subset=None)) == ([1, 2], [0, 2])
+    assert (fleet.candidates("m", subset=None)[0], fleet.prefillers("m", subset=None)) == ([1, 2], [0, 2])
     fail_scrapes(fleet, "p")
     assert fleet.prefillers("m", subset=None) == [2]
     assert fleet.prefillers("m", subset={endpoint("d").address}) == []

@@ -43,7 +43,7 @@ def names_that_serve(news: FleetNews, model: str) -> str:
 
 def picked_from(news: FleetNews, model: str, subset: str) -> str:
     allowed = {endpoint(name).address for name in subset}
-    slots = news.fleet.candidates(model, subset=allowed)
+    slots, _ = news.fleet.candidates(model, subset=allowed)
     return "".join(sorted(news.fleet.states()[slot].endpoint.name for slot in slots))
 
 
@@ -138,7 +138,7 @@ def test_a_server_that_sleeps_gets_no_requests_until_it_wakes() -> None:
 def test_a_long_prompt_goes_to_a_server_that_lists_the_length() -> None:
     short, long = (ModelList((ModelCard("m", max_model_len=length),)) for length in (8192, 32768))
     news = servers("abc", a=short, b=long, c=short)
-    slots = news.fleet.candidates("m", subset=None)
+    slots, _ = news.fleet.candidates("m", subset=None)
     assert [list(news.fleet.served.fitting(slots, tokens=tokens)) for tokens in (8192, 8193, 32769)] == [
         [0, 1, 2], [1], [0, 1, 2],
     ]  # fmt: skip
