@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -50,7 +51,12 @@ def _bodies(*places: str) -> Iterator[list[ast.stmt]]:
 
 
 def _doubled_classes() -> int:
-    names = Counter(node.name for body in _bodies("epp") for node in body if isinstance(node, ast.ClassDef))
+    """Count the names that stand for several classes or type aliases. `_Name` is the same as `Name`."""
+    names = Counter[str]()
+    for node in chain.from_iterable(_bodies("epp")):
+        targets = getattr(node, "targets", [getattr(node, "target", node)])
+        found = [str(getattr(at, "name", getattr(at, "id", ""))).lstrip("_") for at in targets]
+        names.update(name for name in found if name[:1].isupper() and not name.isupper())
     return sum(count > 1 for count in names.values())
 
 

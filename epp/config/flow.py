@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from epp.config.reading import Strict
 
-_Name = Annotated[str, Meta(min_length=1, max_length=256)]
+_FlowName = Annotated[str, Meta(min_length=1, max_length=256)]
 _Priority = Annotated[int, Meta(ge=-1000, le=1000)]
 _PriorityText = Annotated[str, Meta(pattern="^(0|-?[1-9][0-9]{0,3})$")]
 """A priority as text, because the keys of a map in a Kubernetes object are strings."""
@@ -49,10 +49,10 @@ class Flow(Strict, frozen=True):
     """Bounds of all requests that wait at one picker."""
     per_tenant: WaitingSettings = WaitingSettings()
     """Bounds of the waiting requests of each tenant, within a priority."""
-    objectives: Annotated[dict[_Name, _Priority], Meta(max_length=64)] = {}
+    objectives: Annotated[dict[_FlowName, _Priority], Meta(max_length=64)] = {}
     """Priority by the value of the header `x-llm-d-inference-objective`, if no InferenceObjective has this
     name. The higher priority goes first."""
-    models: Annotated[dict[_Name, _Priority], Meta(max_length=64)] = {}
+    models: Annotated[dict[_FlowName, _Priority], Meta(max_length=64)] = {}
     """Priority by model or adapter, if the header gives none."""
     claims: Annotated[tuple[Literal["Objective", "Tenant", "Deadline"], ...], Meta(max_length=4)] = (
         "Objective",

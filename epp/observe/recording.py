@@ -33,7 +33,7 @@ MOST_PROMPT_BYTES: Final = 2**26
 """No gateway accepts a larger body."""
 _ChunkBytes = Annotated[int, Meta(ge=1, le=2**24)]
 _Bytes = Annotated[int, Meta(ge=0, le=MOST_PROMPT_BYTES)]
-_Tokens = Annotated[int, Meta(ge=0, le=2**30)]
+_TokenCount = Annotated[int, Meta(ge=0, le=2**30)]
 _UnixSeconds = Annotated[float, Meta(ge=0, le=2**40)]
 _Seconds = Annotated[float, Meta(ge=0, le=2**31)]
 
@@ -80,9 +80,9 @@ class RecordedRequest(Struct, frozen=True, tag_field="line", tag="request", kw_o
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31)] = 0
     stream: bool = False
     prompt_bytes: _Bytes
-    prompt_tokens: _Tokens
+    prompt_tokens: _TokenCount
     """The picker's estimate."""
-    matched_tokens: _Tokens = 0
+    matched_tokens: _TokenCount = 0
     reason: str
     server: str
     """The server that really served the request, if known."""
@@ -90,11 +90,11 @@ class RecordedRequest(Struct, frozen=True, tag_field="line", tag="request", kw_o
     status: int | None = None
     headers_s: _Seconds | None = None
     ended_s: _Seconds
-    cached_tokens: _Tokens | None = None
+    cached_tokens: _TokenCount | None = None
     """The number that the server itself reported. This field and the next two exist only for sampled
     answers."""
     ttft_s: _Seconds | None = None
-    output_tokens: _Tokens | None = None
+    output_tokens: _TokenCount | None = None
     chunks: bytes = b""
     """The chain: eight bytes for each full chunk, little-endian. JSON shows them as base64."""
 

@@ -27,7 +27,7 @@ from epp.transport.http2_server import SOCKET_MODE
 _log = logging.getLogger(__name__)
 
 _EOF: Final[object] = grpc.aio.EOF
-_Context = grpc.aio.ServicerContext[bytes, bytes]
+_GrpcioContext = grpc.aio.ServicerContext[bytes, bytes]
 _STATUSES: Final = {code.value[0]: code for code in grpc.StatusCode}
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
@@ -79,7 +79,7 @@ class GrpcioTransport(grpc.GenericRpcHandler):
         if self._server is not None:
             await self._server.stop(grace_s)
 
-    async def _serve(self, service: Service, _: object, context: _Context) -> None:
+    async def _serve(self, service: Service, _: object, context: _GrpcioContext) -> None:
         """Serve one call: write its answers, while a task of its own reads its messages. This task ends with
         the call. Cancelled inside gRPC's own `read`, it would leak some 100 bytes (grpc/grpc#43360).
         """
@@ -118,7 +118,7 @@ class GrpcioTransport(grpc.GenericRpcHandler):
 class _GrpcioCall:
     """One call as a `calls.Caller`."""
 
-    def __init__(self, context: _Context) -> None:
+    def __init__(self, context: _GrpcioContext) -> None:
         self.context = context
         self.reading: asyncio.Future[None] | None = None
         self.answers: asyncio.Queue[bytes | None] = asyncio.Queue()

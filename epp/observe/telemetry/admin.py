@@ -46,7 +46,7 @@ _CONTENT_SECURITY_POLICY: Final = (
 """Allows only what this address serves: no other host, no inline script, no styles except those of the file.
 """
 _JSON: Final = "application/json"
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_PageHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -103,7 +103,7 @@ class AdminServer:
         return self._runner.server()
 
     @web.middleware
-    async def _guarded(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+    async def _guarded(self, request: web.Request, handler: _PageHandler) -> web.StreamResponse:
         """Refuse unknown hosts, show errors as JSON, and let no browser keep an answer or guess its type.
         Close each connection after its answer, since an idle connection would take a place.
         """

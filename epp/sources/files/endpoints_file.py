@@ -33,21 +33,21 @@ from epp.base.types import METRICS_PLACE, ROLES, Address, Endpoint, EndpointName
 from epp.config.reading import decode, in_words
 from epp.request.rewriting import BoundedName, Rewrite, Rewrites
 
-_Name = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
+_ListedName = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
 _Zmq = Annotated[str, Meta(max_length=1024, pattern=r"^((tcp|ipc)://.+)?$")]
 _Place = Annotated[str, Meta(pattern=f"^{METRICS_PLACE.pattern}$")]
 _MOST_ENDPOINTS = 16_384
 _NOTHING = "is empty; a file that lists no servers says `endpoints: []`"
-_Text = Annotated[str, Meta(max_length=1024)]
+_ListedText = Annotated[str, Meta(max_length=1024)]
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: _Name
+    name: _ListedName
     address: str
     port: Annotated[int, Meta(ge=1, le=65535)] | None = None
-    model: _Text = ""
+    model: _ListedText = ""
     adapters: tuple[BoundedName, ...] = ()
-    labels: dict[_Text, _Text] = {}  # for the user's own tools
+    labels: dict[_ListedText, _ListedText] = {}  # for the user's own tools
     kv_events: _Zmq = ""
     kv_replay: _Zmq = ""
     metrics: _Place = ""

@@ -46,7 +46,7 @@ _ADVICE: Final = {
 
 T = TypeVar("T", bound=KubeObject)
 V = TypeVar("V")
-_Part = TypeVar("_Part", bound=msgspec.Struct)
+_Decoded = TypeVar("_Decoded", bound=msgspec.Struct)
 
 
 @dataclass(slots=True, eq=False)
@@ -251,7 +251,7 @@ class Reflector(Generic[T]):
                 "%s of the %s cannot be read and does not count: %s", part, self.collection.what, error
             )
 
-    def _decode(self, text: bytes | msgspec.Raw, kind: type[_Part]) -> _Part:
+    def _decode(self, text: bytes | msgspec.Raw, kind: type[_Decoded]) -> _Decoded:
         """Decode an answer, or list again if it is none, for example the page of a proxy."""
         try:
             return msgspec.json.decode(text, type=kind)

@@ -155,8 +155,8 @@ class Cleared:
 KvEvent = Stored | Removed | Cleared
 
 
-_Name = int | bytes
-_Names = Annotated[list[_Name], Meta(max_length=_MOST_BLOCKS)]
+_BlockHash = int | bytes
+_BlockHashes = Annotated[list[_BlockHash], Meta(max_length=_MOST_BLOCKS)]
 _WHOLE_ATTENTION: Final = frozenset(
     {None, "full_attention", "mla_attention", "sink_full_attention", "unknown"}
 )
@@ -177,8 +177,8 @@ class _BlockStored(Struct):
     """The fields in the order of the array form."""
 
     type: str
-    block_hashes: _Names
-    parent_block_hash: _Name | None = None
+    block_hashes: _BlockHashes
+    parent_block_hash: _BlockHash | None = None
     token_ids: Annotated[list[int], Meta(max_length=_MOST_TOKENS)] | None = None
     block_size: int | None = None
     lora_id: Raw = Raw()
@@ -191,7 +191,7 @@ class _BlockStored(Struct):
 
 class _BlockRemoved(Struct):
     type: str
-    block_hashes: _Names
+    block_hashes: _BlockHashes
     medium: str | None = None
     group_idx: int | None = None
 
@@ -243,7 +243,7 @@ def _stored(fields: _BlockStored) -> Stored:
     )
 
 
-def _names(values: list[_Name]) -> tuple[BlockName, ...]:
+def _names(values: list[_BlockHash]) -> tuple[BlockName, ...]:
     return tuple([BlockName(v & 0xFFFFFFFFFFFFFFFF) if isinstance(v, int) else block_name(v) for v in values])
 
 

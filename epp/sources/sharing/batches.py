@@ -30,7 +30,7 @@ MOST_TOKENS: Final = 2**31
 """Most tokens of one request."""
 
 _Number = Annotated[int, Meta(ge=0, le=2**62)]
-_Tokens = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
+_PromptTokens = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
 Name = Annotated[str, Meta(max_length=1_024)]
 Process = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 """A hash that identifies the process of an endpoint: see `identity_of`."""
@@ -61,7 +61,7 @@ class SharedBegan(_SharedOfServer, frozen=True, tag=1):
     """A request was sent to an endpoint. A second one with the same number: another served it."""
 
     number: _Number
-    tokens: _Tokens
+    tokens: _PromptTokens
     adapter: Name
     """Empty: none."""
     chain: bytes
