@@ -47,9 +47,9 @@ async def back(gateway: Gateway, name: str) -> None:
         ({"fails_midway_with": 500}, 1),
         ({"chunks": 0}, 1),
         ({"status": 401}, 1),
-        ({"status": 400}, 1),
+        ({"status": 302}, 1),
     ],
-    ids=["500", "told", "bare", "401", "400"],
+    ids=["500", "told", "bare", "401", "302"],
 )
 async def test_a_server_that_says_no_at_once_gets_trials_only_and_comes_back(
     tmp_path: Path, fault: dict[str, Any], clients: int
