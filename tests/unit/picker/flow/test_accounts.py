@@ -2,8 +2,6 @@
 
 from math import inf
 
-import pytest
-
 from epp.config.flow import Flow, WaitingSettings
 from epp.picker.flow.accounts import OTHERS_LABEL, AnswerLengths, add_for
 from epp.picker.flow.control import FlowControl, Forecast
@@ -63,7 +61,7 @@ def test_retry_after_is_the_time_in_which_the_queue_drains() -> None:
     for _ in range(13):
         gate.offer(Ask(500), now=15.0)
     waited_s = 10 * 500 / 1000
-    assert gate.refused[-1][1].retry_after_s == pytest.approx(waited_s, rel=0.3)
+    assert waited_s <= gate.refused[-1][1].retry_after_s <= waited_s + 1
 
 
 def test_retry_after_counts_the_only_request_that_went() -> None:

@@ -42,8 +42,9 @@ def test_a_draining_gateway_lets_all_go_in_order_and_holds_no_request() -> None:
 
 
 def after_a_loss(of: str, tokens: int) -> FlowGateway:
-    """Return a gateway where `greedy` had four of five requests, and one was refused for its deadline."""
+    """Return a gateway where `greedy` had 4 of 5 requests of its priority, and one was refused as late."""
     gate = gateway(Flow(deadline_seconds=2.0))
+    gate.offer(Ask(9000), priority=5, ttft_s=inf, now=0.0)
     for tenant in ("light", *["greedy"] * 4):
         gate.fleet.busy_until = [0.0]
         gate.offer(SECOND, tenant=tenant, now=0.0)
@@ -60,13 +61,13 @@ def test_a_greedy_tenant_leaves_room_after_another_was_refused(tokens: int) -> N
     gate.fleet.busy_until = [2.0]
     greedy, light = (gate.offer(Ask(100), tenant=tenant, now=1.5) for tenant in ("greedy", "light"))
     gate.run(now=1.5, until=1.7)
-    assert gate.let_go[5:] == [light, greedy]
+    assert gate.let_go[6:] == [light, greedy]
     gate.fleet.busy_until = [2.4]
     gate.offer(SECOND, priority=-1, now=1.7)
     gate.fleet.busy_until = [2.2]
     urgent = gate.offer(SECOND, tenant="greedy", now=1.7)
     gate.pump(now=1.7)
-    assert gate.let_go[7:] == [urgent], "the room would go to a lower priority"
+    assert gate.let_go[8:] == [urgent], "the room would go to a lower priority"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,10 @@ def test_requests_that_leave_room_keep_no_other_one_from_an_idle_server() -> Non
     anywhere = gate.offer(Ask(100), tenant="greedy", now=1.5)
     for now in (1.5, 1.501):
         gate.pump(now=now)
-    assert gate.let_go[5:] == [anywhere]
+    assert gate.let_go[6:] == [anywhere]
+    gate.flow.drain()
+    gate.pump(now=1.501)
+    assert len(gate.flow) == 0
 
 
 def test_the_deadline_of_a_request_counts_before_that_of_the_policy() -> None:
