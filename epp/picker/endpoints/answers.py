@@ -84,12 +84,22 @@ class Answers:
         """Record that a server answered well for a model, at this path, as far as the proof goes."""
         if proof:  # not only its beginning
             state.account.read_at, state.account.bare = now, 0
+            state.account.bare_part *= 1 - _STEP
         last = self.served.get((model, path_hash), (state, state))
         self.served[model, path_hash] = last if last[0] is state else (state, last[0])
         state.account.model, state.account.refused = model, 0
         self.served.move_to_end((model, path_hash))
         while len(self.served) > MOST_KEPT:
             self.served.popitem(last=False)
+
+    def bare(self, state: EndpointState, other: EndpointState | None) -> None:
+        """Record that an answer lacked a token or its end. The next one is read too, and that of another
+        server, which shows how usual such answers are.
+        """
+        for each in (state, other or state):
+            each.account.doubted = True
+        state.account.bare = min(state.account.bare + 1, MOST_ENDS)
+        state.account.bare_part += _STEP * (1 - state.account.bare_part)
 
     def other_that_served(self, state: EndpointState, model: str, *, path_hash: int) -> EndpointState | None:
         """Return another server that has answered well for this model, at this path."""

@@ -64,6 +64,9 @@ class Account:
     """From the beginning to the end of a streamed answer: an average."""
     bare: int = 0
     """Answers in a row, of those that were read, that lacked a token or their end."""
+    bare_part: float = 1 / 6
+    """The part of such answers among those that were read lately: an average. At first such that
+    three in a row are no chance."""
     read_at: float = -inf
     """When an answer was last read that held a token."""
     uncounted_end_at: float = inf

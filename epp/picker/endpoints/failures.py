@@ -106,7 +106,8 @@ class FailingServers:
         """Compare the server with others after an answer that may be its client's own fault: a 3xx, a 4xx, or
         a bare one. Return whether it counts as a failure: a 404 if another server has answered for this model
         at the same path, other refusals if several come in a row at this server alone, unless a probe can
-        tell more, and bare answers if, besides, a token was read at that other server.
+        tell more, and bare answers if, besides, a token was read at that other server, and the row is too
+        long to be chance.
         """
         if state.gone:
             return False
@@ -116,10 +117,14 @@ class FailingServers:
         if form is Form.LACKS:
             counts = other is not None  # clients also name paths that no server has
         elif form is Form.BARE:
-            account.bare, account.doubted = min(account.bare + 1, MOST_ENDS), True
+            self._answers.bare(state, other)
             alone = self._is_alone(state, form, account.bare, now=now)
-            several = account.bare >= _SEVERAL or (mark is not None and mark.form is form)
-            counts = alone and several and other is not None and other.account.read_at > -inf
+            row = account.bare + (_SEVERAL - 1 if mark is not None and mark.form is form else 0)
+            others = {*self._rows[form]} - {state, *(mark.state for mark in self.marks.values() if mark.out)}
+            usual = max((each.account.bare_part for each in others), default=0)
+            # At the part that is bare at the others, chance makes such a row in one of 200 times at most.
+            counts = alone and row >= _SEVERAL and usual**row < 0.005
+            counts = counts and other is not None and other.account.read_at > -inf
         elif mark is not None and mark.out:
             counts = mark.form is form
         elif account.refused < _SEVERAL:

@@ -72,6 +72,8 @@ class Traffic:
     """The time from the beginning of such an answer to its end."""
     sick_part: float = 1.0
     """The part of the sick server's answers that is bad."""
+    bare_part: float = 0.0
+    """The part of the good answers that has no token, and rightly so, at every server."""
     streams: bool = True
     """The answers are streamed. Others come whole, when they are complete."""
     readable: bool = True
@@ -299,7 +301,9 @@ class _Run:
         if status == 200:
             self._tokens[name] += 1
             self._began[name] += 1
-        end = request.end("failed" if status >= 500 else "ended", body_status=200 if status < 300 else None)
+        bare = self.traffic.bare_part > 0 and self._rng.random() < self.traffic.bare_part
+        shows = None if status >= 300 else NO_CONTENT if bare else 200
+        end = request.end("failed" if status >= 500 else "ended", body_status=shows)
 
         def over(then: float) -> None:
             self._running[name] -= 1

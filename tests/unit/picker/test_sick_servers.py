@@ -116,6 +116,13 @@ def test_a_slow_client_with_empty_answers_ejects_servers_for_moments(rule: RuleN
     assert not traffic.out
 
 
+@pytest.mark.parametrize(("per_s", "part"), [(5.0, 0.5), (20.0, 0.4)])
+def test_answers_that_are_bare_at_all_servers_eject_none_for_long(per_s: float, part: float) -> None:
+    fields: dict[str, Any] = {"rule": "session", "servers": "ab", "lasts_s": 1.0, "sick_to": 0.0}
+    runs = [Traffic(seed=seed, per_s=per_s, bare_part=part, **fields).run(100.0) for seed in (1, 2, 3)]
+    assert sum(run.ejected_s for run in runs) <= 3.0  # of 600
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_streams_that_stop_after_the_first_token_are_found(rule: RuleName) -> None:
     """They end much sooner than those of the other servers, so they are read."""
