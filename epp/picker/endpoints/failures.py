@@ -337,7 +337,7 @@ class FailingServers:
         account = mark.state.account
         account.refused, account.read_at, account.refuted_at = 0, now, mark.probed_at
         account.stands_since, account.patience_s = now, 0.0
-        refuses = mark.form is Form.REFUSES and mark.refusals_prove
+        refuses = mark.form is Form.REFUSES and mark.refusals_prove is not False
         # If it had to be ejected again after a recovery, then a part of its answers is good.
         all_fail = mark.needs > Proof.BEGUN and mark.verdict == "ill" and mark.times_out == 1
         proves = mark.needs is Proof.COUNTED or (mark.out and all_fail)

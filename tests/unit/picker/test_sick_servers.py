@@ -107,6 +107,13 @@ def test_clients_with_bad_requests_leave_no_server_out(
     assert traffic.ejected_s == 0.0
 
 
+def test_bad_requests_do_not_keep_a_server_out_that_is_well_again() -> None:
+    """Its first failures are found by a probe that was sent because of refusals."""
+    fields: dict[str, Any] = {"sick": begins, "body_status": 500, "sick_to": 5.0, "poisoners": 1}
+    traffic = Traffic(rule="session", servers="abc", per_s=20.0, **fields).run(15.0)
+    assert traffic.to(SICK, since=10.0, until=15.0) >= 0.15
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_a_slow_client_with_empty_answers_ejects_servers_for_moments(rule: RuleName) -> None:
     """It keeps to one server, where nearly all answers are its own, until this server is ejected."""
