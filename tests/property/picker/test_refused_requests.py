@@ -2,8 +2,9 @@
 
 Two pickers get the same requests, pages and answers. One of them also gets requests that come to nothing. As
 soon as none of these is open, both believe and have learned the same. While one is open, it may match for
-others and take the room of other guesses, so requests that it would change are left out here. A page that
-comes meanwhile may count it as work of the server, so no page comes then.
+others, take the room of other guesses, and load an adapter that others wait for, so requests that it would
+change are left out here. A page that comes meanwhile may count it as work of the server, so no page comes
+then.
 """
 
 import dataclasses
@@ -116,7 +117,10 @@ class RefusalMachine(RuleBasedStateMachine):
         tables = [picker.caches.table for picker in self.pickers]
         mirror = tables[0].mirrors[SERVERS[address]]
         room = 2 * (mirror.guessed_bytes + tables[0].size_bytes(0, len(chain))) <= mirror.capacity_bytes
-        if tables[0].match(chain) == tables[1].match(chain) and (room or not self.vain):
+        states = [state for each in self.pickers for state in each.fleet.states()]
+        held = {model in state.loaded_adapters for state in states if state.endpoint.name == SERVERS[address]}
+        same = len(held) == 1 and tables[0].match(chain) == tables[1].match(chain)
+        if same and (room or not self.vain):
             one, other = (picker.pick(question, now=self.now) for picker in self.pickers)
             one.sampled = other.sampled  # the first answer of a server is read, whoever asked for it
             self.good.append(Good((one, other)))
