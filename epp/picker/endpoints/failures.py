@@ -120,11 +120,9 @@ class FailingServers:
             self._answers.bare(state, other)
             alone = self._is_alone(state, form, account.bare, now=now)
             row = account.bare + (_SEVERAL - 1 if mark is not None and mark.form is form else 0)
-            others = {*self._rows[form]} - {state, *(mark.state for mark in self.marks.values() if mark.out)}
-            usual = max((each.account.bare_part for each in others), default=0)
+            counts = alone and row >= _SEVERAL and other is not None and other.account.read_at > -inf
             # At the part that is bare at the others, chance makes such a row in one of 200 times at most.
-            counts = alone and row >= _SEVERAL and usual**row < 0.005
-            counts = counts and other is not None and other.account.read_at > -inf
+            counts = counts and self._part_of_others(state) ** row < 0.005
         elif mark is not None and mark.out:
             counts = mark.form is form
         elif account.refused < _SEVERAL:
@@ -141,6 +139,12 @@ class FailingServers:
                 mark = self._mark(state, "")
                 mark.share = max(mark.share, _LIKELY)  # the next one ejects it
         return counts
+
+    def _part_of_others(self, state: EndpointState) -> float:
+        """Return the largest part of bare answers that another server has, of those that are not ejected."""
+        out = {mark.state for mark in self.marks.values() if mark.out}
+        others = [each for each in self._rows[Form.BARE] if each is not state and each not in out]
+        return max((each.account.bare_part for each in others), default=0.0)
 
     def _is_alone(self, state: EndpointState, form: Form, row: int, *, now: float) -> bool:
         """Return whether lately no other server has given about as many answers of this form in a row. If one
