@@ -144,8 +144,8 @@ def ask(
 ) -> Asked:
     """Return the question to the picker. Raises PickError if the request is refused. instead: stands for the
     body, which is then not read. partial: the data plane hands over only the start of the body. overload: the
-    picker has too much work to read the body. In both cases only names are read. ends: the body was held and
-    goes back behind the answer; whether it ends the stream. after: the actions behind that.
+    picker has too much work to read the body. In both cases only names are read. ends: whether the body ends
+    the stream, if it was held and goes back behind the answer. after: the actions behind that.
     """
     picker, settings, started = context.picker, context.settings, context.timer()
     body_hash = xxh3_64_intdigest(body, picker.caches.roots.seed(model=_BODIES)) >> 2 if body else 0

@@ -59,14 +59,14 @@ class Account:
     doubted: bool = True
     """Whether the next answer has to be read, as the first one has."""
     read_until: float = -inf
-    """The time for which answers have been read: each stands for an eighth of a second."""
+    """The allowance of reads is used up to this time: each read uses an eighth of a second."""
     streams_s: float = 0.0
     """From the beginning to the end of a streamed answer: an average."""
     bare: int = 0
     """Answers in a row, of those that were read, that lacked a token or their end."""
     bare_part: float = 1 / 6
-    """The part of such answers among those that were read lately: an average. At first such that
-    three in a row are no chance."""
+    """The part of such answers among those that were read lately: an average. It starts at a value by which
+    three in a row are not chance."""
     read_at: float = -inf
     """When an answer was last read that held a token."""
     uncounted_end_at: float = inf

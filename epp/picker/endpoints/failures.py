@@ -121,7 +121,7 @@ class FailingServers:
             alone = self._is_alone(state, form, account.bare, now=now)
             row = account.bare + (_SEVERAL - 1 if mark is not None and mark.form is form else 0)
             counts = alone and row >= _SEVERAL and other is not None and other.account.read_at > -inf
-            # At the part that is bare at the others, chance makes such a row in one of 200 times at most.
+            # If such answers were as usual here as at the others, such a row would be a chance of 1 in 200.
             counts = counts and self._part_of_others(state) ** row < 0.005
         elif mark is not None and mark.out:
             counts = mark.form is form

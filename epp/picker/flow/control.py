@@ -280,7 +280,7 @@ class FlowControl(Generic[T]):
 
     def _leaves_room(self, forecast: Forecast, left_s: float, flow: TenantFlow[T], *, now: float) -> bool:
         """Return whether a request that may go by its forecast waits, since its tenant is greedy and others
-        lose by it. No request of a lower priority may wait, since it would take the room.
+        lose requests to deadlines. If a request of a lower priority waited, it would take the room.
         """
         if forecast.wait_s <= _HEADROOM_OF_GREEDY_S or left_s == inf or self._draining:
             return False
