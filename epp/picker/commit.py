@@ -176,7 +176,8 @@ class Commits:
         count the request.
         """
         if not pick.over:
-            if pick.phase in BEGUN and (pick.decision.status or 0) < 300:
+            began = pick.phase in BEGUN and (pick.decision.status or 0) < 300
+            if began:
                 self._fleet.failures.ended(pick.state, now=now)  # the last event of this answer
             enter(pick, Phase.DETACHED)
             self._fleet.answers.left(pick.wait)
@@ -184,7 +185,10 @@ class Commits:
             pick.state.detach()
             if pick.prefill is not None:
                 self._prefilling.detach(pick.prefill, now=now)
-            self._guesses.detach(pick)
+            if began and not pick.streams:
+                self._guesses.computed(pick, now=now)  # its headers came when it was finished
+            else:
+                self._guesses.detach(pick)
             self._send(Ended(now, pick))
 
     # -- what an answer says of its server -------------------------------------------------------------------
