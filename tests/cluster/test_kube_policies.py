@@ -15,7 +15,6 @@ from epp.sources.kube.api import Api, ApiError
 from epp.sources.kube.objects import PLURAL
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.data_plane import BUFFERED, exchange
-from tests.harness.gateway import PickerProcess
 from tests.harness.processes import wait_until
 from tests.harness.simulated_pool import POOL, install_policy_crd, picker_account, policy_document
 from tests.harness.site import Site, running_site
@@ -47,15 +46,16 @@ def test_the_api_server_refuses_nonsense_and_says_what_waits(cluster: ControlPla
     assert (*shown[:2], *shown[3:]) == ("good", "Unknown", POOL, "Unknown", "Pending"), "beside its age"
 
 
-async def route_requests(site: Site, count: int, *, picker: PickerProcess | None = None) -> None:
-    """Send this many requests through the picker, as Envoy sends them."""
-    folder = (picker or site.picker).process.stderr.parent
+async def route_requests(site: Site, count: int) -> None:
+    """Send this many requests through the picker, as Envoy sends them, and wait until they are over."""
+    folder = site.picker.process.stderr.parent
     async with grpc.aio.insecure_channel(f"unix:{folder}/picker.sock") as channel:
         for n in range(count):
             body = json.dumps({"model": "m", "prompt": f"{n % 5}" * 4000}).encode()
             async with exchange(channel, mode=BUFFERED) as one:
                 await one.send(body, headers=[("x-request-id", f"r{n}")])
                 await one.respond(b"{}")
+    await site.picker.idle()
 
 
 async def test_a_policy_is_applied_while_it_runs_and_its_status_says_so(
