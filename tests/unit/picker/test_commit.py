@@ -91,9 +91,7 @@ def test_a_stream_that_is_let_go_is_left_to_the_scrapes_and_may_still_end() -> N
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_a_finished_answer_whose_stream_is_let_go_proves_its_prompt_although_nobody_reads_it(
-    share: float,
-) -> None:
+def test_a_finished_answer_that_is_let_go_unread_proves_its_prompt(share: float) -> None:
     picker = a_picker(PolicySpec(sampling=Sampling(share=share)), on=endpoints("ab"))
     pick = picker.pick(ask(text("p")), now=1.0)
     picker.on_response_headers(pick, status=200, served=None, now=1.5)
