@@ -168,7 +168,7 @@ class Picker:
             prefix=prefix,
             text_bytes=prompt.size.text_bytes,
             caches=self.caches.table.mirrors,
-            holder=snapshot.places_by_slot().get(holder.slot) if holder is not None else None,
+            holder=snapshot.place(holder.slot) if holder is not None else None,
             left_s=left_s,
         )
         if self.dry_run is not None:

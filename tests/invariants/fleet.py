@@ -36,7 +36,7 @@ def check_columns(columns: Columns) -> None:
         assert state.slot == slot
         assert state.changed is columns.changed
         assert columns._rate[slot] == state.tokens_per_s
-        assert columns._failing.get(slot, 0) == state.failures
+        assert (slot in columns.failed) == bool(state.failures)
         assert columns._pages[slot] is state.metrics
         assert (slot in columns.asleep) == (state.metrics is not None and state.metrics.asleep)
         assert np.isnan(columns._waiting[slot]) or columns._most[0] >= columns._waiting[slot]

@@ -20,7 +20,7 @@ mark, it reports all answers, and `sharing` reports those of other pickers.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, Final
 
@@ -181,8 +181,9 @@ class FailingServers:
         """Take in that a request was sent to this server. Return whether its answer has to be read: at most
         eight at once and eight in a second of one server, whatever clients ask for.
         """
+        base_model = state.model
         for each in self.marks.values():
-            each.picks += each.about in ("", model) and each.state.model == state.model
+            each.picks += each.about in ("", model) and each.state.model == base_model
         account = state.account
         doubted, account.doubted = account.doubted, account.bare > 0
         mark = self.marks.get((state, ""))
@@ -356,7 +357,7 @@ class FailingServers:
 
     def seen(self, snapshot: Snapshot, *, model: str, settings: Settings, now: float) -> dict[str, Any]:
         """Return the columns of the snapshot that say how the candidates fail for a request for `model`."""
-        shares, marks = self._worst(snapshot.places_by_slot(), model, now=now)
+        shares, marks = self._worst(snapshot.place, len(snapshot), model, now=now)
         if not marks:
             return {}
         out = self._ejected(shares, marks, settings)
@@ -370,15 +371,17 @@ class FailingServers:
         trials.sort(key=lambda place: marks[place].tried_at)
         return {"failure_share": shares, "failing": mask if out else None, "trials": trials}
 
-    def _worst(self, places: Mapping[int, int], model: str, *, now: float) -> tuple[Floats, dict[int, Mark]]:
+    def _worst(
+        self, place_of: Callable[[int], int | None], count: int, model: str, *, now: float
+    ) -> tuple[Floats, dict[int, Mark]]:
         """Return the failure share at each place, for requests for this model, and the mark that it comes
-        from. places: by slot.
+        from. place_of: returns the place of a slot. count: the number of places.
         """
-        shares, marks = np.zeros(len(places)), {}
+        shares, marks = np.zeros(count), {}
         for mark in self.marks.values():
-            place = places.get(mark.state.slot) if mark.about in ("", model) else None
-            if place is not None and mark.now(now) > shares[place]:
-                shares[place], marks[place] = mark.now(now), mark
+            place = place_of(mark.state.slot) if mark.about in ("", model) else None
+            if place is not None and (share := mark.now(now)) > shares[place]:
+                shares[place], marks[place] = share, mark
         return shares, marks
 
     def _ejected(self, shares: Floats, marks: dict[int, Mark], settings: Settings) -> list[int]:
@@ -393,7 +396,7 @@ class FailingServers:
 
     def why(self, states: Sequence[EndpointState], *, now: float) -> dict[EndpointState, str]:
         """Return the servers that are ejected for all models, and the reasons."""
-        shares, marks = self._worst({state.slot: n for n, state in enumerate(states)}, "", now=now)
+        shares, marks = self._worst({s.slot: n for n, s in enumerate(states)}.get, len(states), "", now=now)
         if not marks:
             return {}
         out = self._ejected(shares, marks, self.settings)

@@ -59,20 +59,23 @@ class Columns:
         self._of = _OfRequests(*numbers)
         # These columns are written as memoryviews: numpy writes three times as slowly.
         self._rows = [cast("memoryview[float]", column.data) for column in numbers]
-        self._scraped_at, self._waiting, self._kv_usage, self._max_adapters, self._slowness = np.empty((5, n))
+        pages: Floats = np.empty((5, n))
+        self._scraped_at, self._max_adapters, self._slowness, self._waiting, self._kv_usage = pages
+        self._pages_now = pages[3:]
+        """Two columns that snapshots show: the queues, and the shares of the KV caches in use."""
         self._oldest_scrape = -np.inf
         """No metrics are older than this time."""
-        self._pages_seen = self._waiting, self._kv_usage
-        """Copies of two columns for snapshots. No code writes to them."""
-        self._most = np.inf, np.inf
+        self._pages_seen = self._pages_now
+        """A copy of these columns for snapshots. No code writes to it."""
+        self._most = [np.inf, np.inf]
         """The largest value of each of these columns. No candidate has a larger one."""
         self._adapters: Floats = np.zeros(n)
         """Number of adapters loaded."""
         self._loaded: list[AbstractSet[str]] = [frozenset()] * n
         self._holders: dict[str, set[int]] = {}
         """For each adapter, the slots of the servers that hold it."""
-        self._failing: dict[int, int] = {}
-        """For slots with failed scrapes, the number of scrapes that failed in a row."""
+        self.failed: set[int] = set()
+        """Slots of the servers whose last scrapes failed."""
         self.asleep: set[int] = set()
         """Slots of the servers that say that they sleep."""
         self._pages: list[EndpointMetrics | None] = [None] * n
@@ -95,8 +98,8 @@ class Columns:
             # A page changes the rate of its server, and so of every server of the same model.
             per_model = np.array([model.tokens_per_s for model in self._models])
             self._rate = per_model[self._model_of] / self._slowness
-            self._pages_seen = self._waiting.copy(), self._kv_usage.copy()
-            self._most = _largest(self._waiting), _largest(self._kv_usage)
+            self._pages_seen = self._pages_now.copy()
+            self._most = np.fmax.reduce(self._pages_now, axis=1, initial=-np.inf).tolist()
             self._rates_known = True
 
     def _copy(self, slot: int) -> None:
@@ -109,9 +112,9 @@ class Columns:
         if metrics is not self._pages[slot] or not self._rates_known:
             self._copy_page(slot, state, metrics)
         if state.failures:
-            self._failing[slot] = state.failures
-        elif self._failing:
-            self._failing.pop(slot, None)
+            self.failed.add(slot)
+        elif self.failed:
+            self.failed.discard(slot)
         expected = state.adapters or state.expected_adapters
         if expected or self._loaded[slot] or (metrics is not None and metrics.known_adapters):
             self._copy_adapters(slot, state.loaded_adapters)
@@ -152,11 +155,6 @@ class Columns:
         if self.changed:
             self.follow()
         return self._holders.get(adapter, set())
-
-    def failing(self, *, times: int, times_of_new: int) -> set[int]:
-        """Return the slots whose last `times` scrapes failed, or `times_of_new` if they never had a page."""
-        pages = self._pages
-        return {s for s, n in self._failing.items() if n >= (times_of_new if pages[s] is None else times)}
 
     def snapshot(self, slots: Sequence[int], *, adapter: str, spec: PolicySpec, now: float) -> Snapshot:
         """Return a snapshot of some slots. The snapshot never changes."""
@@ -220,11 +218,6 @@ def _with(load: Floats, added: Floats, *, more: float = 0.0) -> Floats:
     of_others = (load.sum() - load) / (len(load) - 1)
     counted: Floats = np.maximum(load, np.minimum(load + added, of_others + more))
     return counted
-
-
-def _largest(numbers: Floats) -> float:
-    """Return the largest known value. Minus infinity: none is known."""
-    return float(np.fmax.reduce(numbers, initial=-np.inf))
 
 
 # -- the fleet -----------------------------------------------------------------------------------------------
@@ -372,12 +365,14 @@ class Fleet:
         and Envoy's retries find those that work. A server that has never given a page is out after one failed
         scrape, unless no other slot is left: the page of a busy server may be late once.
         """
-        columns, times = self.columns, self._spec.scrape.failures_to_eject
-        for times_of_new in (1, times):
-            failing = columns.failing(times=times, times_of_new=times_of_new)
-            if len(failing) == len(self._in_slots):
+        columns, states, times = self.columns, self._in_slots, self._spec.scrape.failures_to_eject
+        if not (columns.failed or columns.asleep):
+            return slots
+        for new in (1, times):
+            down = {s for s in columns.failed if states[s].failures >= (times if states[s].metrics else new)}
+            if len(down) == len(states):
                 return slots
-            out = failing | columns.asleep
+            out = down | columns.asleep
             if left := [slot for slot in slots if slot not in out] if out else slots:
                 return left
         return ()

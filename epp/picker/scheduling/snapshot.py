@@ -8,6 +8,7 @@ by its place in the snapshot; its slot is its position in the fleet. `endpoints.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from math import inf
 
@@ -98,7 +99,7 @@ class Snapshot(Struct, frozen=True, eq=False, gc=False, kw_only=True):
 
     roster: Roster
     slots: Sequence[int]
-    """The slot of each candidate; never empty."""
+    """The slot of each candidate, in order unless the snapshot was `narrowed` to another; never empty."""
     undone_tokens: Floats
     """B: estimated prompt tokens that were sent to the server and that it has not computed yet."""
     rate: Floats
@@ -135,9 +136,10 @@ class Snapshot(Struct, frozen=True, eq=False, gc=False, kw_only=True):
     def __len__(self) -> int:
         return len(self.slots)
 
-    def places_by_slot(self) -> Mapping[int, int]:
-        """Return the place of each candidate's slot."""
-        return {slot: place for place, slot in enumerate(self.slots)}
+    def place(self, slot: int) -> int | None:
+        """Return the place of a slot. None: it is no candidate."""
+        place = bisect_left(self.slots, slot)
+        return place if place < len(self.slots) and self.slots[place] == slot else None
 
     def burden(self) -> Floats:
         """Return the requests in flight, for rules that choose by load.

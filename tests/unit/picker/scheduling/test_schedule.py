@@ -181,7 +181,7 @@ def test_candidates_narrowed_twice_keep_their_slots_and_their_numbers() -> None:
     assert len(few.has_adapter) == len(few) == 2
     assert few.unreported_picks == 3.0
     assert few.roster.turn[few.at].tolist() == [2, 0], "the names are c and a"
-    assert few.places_by_slot() == {2: 0, 3: 1}
+    assert [few.place(slot) for slot in range(5)] == [None, None, 0, 1, None]
 
 
 def test_no_candidate_counts_as_failing_among_those_that_are_left() -> None:
