@@ -290,8 +290,7 @@ class Picker:
             slots, _ = self.fleet.candidates(model, subset=None)
         except NoEndpointError:
             return 0.0
-        snapshot = self.fleet.snapshot(slots, model=model, adapter="", spec=self._spec, now=now)
-        return float((snapshot.undone_tokens / snapshot.rate).min())
+        return self.fleet.columns.least_wait_s(slots, now=now)
 
     # -- parts -----------------------------------------------------------------------------------------------
 

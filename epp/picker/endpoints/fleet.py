@@ -189,6 +189,11 @@ class Columns:
         )
         return whole if slots is everyone else whole.narrowed(np.array(slots, dtype=np.int64))
 
+    def least_wait_s(self, slots: Sequence[int], *, now: float) -> float:
+        """Return the least B/V of some slots."""
+        waits_s = self._of.undone_tokens / self._rate + self._of.undone_at - now
+        return max(0.0, float((waits_s if slots is self.roster.everyone else waits_s[list(slots)]).min()))
+
     def noes(self, snapshot: Snapshot, *, now: float) -> dict[str, Any]:
         """Return the columns of the snapshot in which requests that ended without a token count."""
         of, at = self._of, snapshot.at

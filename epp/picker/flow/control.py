@@ -11,8 +11,8 @@ request, and at `due_at`. The caller must send each request that goes, which boo
 again. `_decide` makes every decision about a forecast.
 
 Invariants: each request goes once, or is refused once, or leaves. The waiting requests are within every
-bound. One call of `next` makes at most `_MOST_FORECASTS` forecasts for the search, and one for each alarm
-that is due.
+bound. One call of `next` makes at most `_MOST_FORECASTS` forecasts in vain for the search, and one for each
+alarm that is due.
 """
 
 from collections import deque
@@ -62,8 +62,9 @@ own prefill time.
 _MOST_RETRY_S = 3600
 """The longest Retry-After."""
 _MOST_FORECASTS = 4
-"""The most forecasts that are made to find one request that may go. Further requests are tried after the next
-event."""
+"""The most forecasts that a search makes in vain. Further requests are tried after the next event."""
+_REST = 0.125
+"""A search in vain does not go on before this share of the time until the first server is idle has passed."""
 _PUSHED_OUT = -inf
 """The alarm of a request that was pushed out, and that `next` has not returned yet."""
 _MOST_LOOKED_AT = 32
@@ -129,6 +130,8 @@ class FlowControl(Generic[T]):
         self._draining = False
         self._search_at = inf
         """The latest time of the next search."""
+        self._left, self._left_until = _MOST_FORECASTS, -inf
+        """The number of forecasts that may still be in vain until this time."""
 
     def __len__(self) -> int:
         return self._queues.load.requests
@@ -304,10 +307,12 @@ class FlowControl(Generic[T]):
         a moment. None: no request may go before `_search_at`, as far as the picker can predict.
         """
         self._search_at = now
-        least_s, left = self._forecaster.least_wait_s(now=now), _MOST_FORECASTS
+        least_s = self._forecaster.least_wait_s(now=now)
         if least_s > HEADROOM_S and not self._draining:
             self._search_at = now + max(LEAST_DELAY_S, least_s - HEADROOM_S)
             return None
+        if now >= self._left_until:
+            self._left, self._left_until = _MOST_FORECASTS, now + _REST * least_s
         again_s = inf
         for band in self._queues.bands():
             for flow in nsmallest(_MOST_LOOKED_AT, band.waiting(), key=attrgetter("tag")):
@@ -315,10 +320,9 @@ class FlowControl(Generic[T]):
                     if item.look_at > now and not self._draining:
                         again_s = min(again_s, item.look_at - now)
                         continue
-                    if not left:
-                        self._search_at = now + LEAST_DELAY_S
+                    if not (self._left or self._draining):
+                        self._search_at = max(self._left_until, now + LEAST_DELAY_S)
                         return None
-                    left -= 1
                     left_s = item.deadline - now
                     forecast = self._forecaster.forecast(item.payload, left_s=left_s, now=now)
                     fate = self._decide(forecast, left_s)
@@ -327,6 +331,7 @@ class FlowControl(Generic[T]):
                     leaves_room = self._leaves_room(forecast, left_s, flow, now=now)
                     if fate == "goes" and not leaves_room:
                         return self._goes(item, forecast, now=now)
+                    self._left -= 1
                     headroom_s = _HEADROOM_OF_GREEDY_S if leaves_room else HEADROOM_S
                     item.look_at = now + min(_PASSED_OVER_S, forecast.wait_s - headroom_s)
                     again_s = min(again_s, item.look_at - now)
