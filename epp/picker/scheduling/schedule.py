@@ -17,7 +17,8 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any, ClassVar
 
 import numpy as np
@@ -160,8 +161,7 @@ def over_limits(load: LoadSettings, snapshot: Snapshot) -> dict[str, Bools]:
 
 def any_of(masks: Mapping[str, Bools]) -> Bools:
     """Return the candidates that are in at least one of the masks."""
-    whole: Bools = np.logical_or.reduce(list(masks.values()))
-    return whole
+    return reduce(or_, masks.values())
 
 
 def uncached_tokens(request: SchedulingRequest, gain: Gain) -> Floats:
