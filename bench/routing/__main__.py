@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bench.routing.bench import Result, Setting, calibrate, costs_of, plan_runs, run_all, saturation
-from bench.routing.catalog import BY_NAME, CONFIGS, RIVALS, is_ours
+from bench.routing.catalog import BY_NAME, CONFIGS, NEAR, RIVALS, is_ours
 from bench.routing.drawn_workloads import drawn
 from bench.routing.more_workloads import MORE, PUBLIC, UNTUNED
 from bench.routing.report import cells_of, goals, report
@@ -33,21 +33,6 @@ examples:
 """
 
 _QUICK_WORKLOADS = ("conversation", "b2b", "hot", "chat")
-_NEAR_RULES = (
-    "least-cost",
-    "llmd-affinity",
-    "lmetric",
-    "lpwl",
-    "aibrix",
-    "aibrix-pd",
-    "gaie322",
-    "sgl",
-    "sgl-zmq",
-    "ps-loadaware",
-    "dynamo",
-)
-"""The default rule, and the other rules that come near it on some workload."""
-
 _LOADS_OF = {"saturation": saturation, "capacity": calibrate, "rate": lambda *_: (1.0, 1.0)}
 
 
@@ -180,7 +165,7 @@ def _rules(text: str) -> list[str]:
     if text in ("defaults", "all"):
         return ["least-cost", "affinity", *RIVALS]
     if text == "near":
-        return list(_NEAR_RULES)
+        return list(NEAR)
     if text == "ours":
         return [name for name in BY_NAME if is_ours(name)]
     names = [name for name in text.split(",") if name]
@@ -220,7 +205,7 @@ def _setting(args: argparse.Namespace) -> Setting:
 
 def _run(args: argparse.Namespace) -> list[Result]:
     quick = args.quick
-    rules = ["rr", *_NEAR_RULES] if quick and args.rules == "defaults" else _rules(args.rules)
+    rules = ["rr", *NEAR] if quick and args.rules == "defaults" else _rules(args.rules)
     names = [*_workloads(args.workloads, quick=quick), *map(str, args.trace)]
     loads = [float(x) for x in args.loads.split(",") if x] or ([0.8] if quick else [0.5, 0.8, 1.0, 1.2])
     seeds = range(1, 1 + (args.seeds or (1 if quick else 3)))

@@ -116,3 +116,19 @@ def router_of(
         return PeerRouter(rule, world, index=index)
     busy_tokens = int(config.busy_steps * shape.limits.max_num_batched_tokens)
     return HoldingRouter(rule, world, index=index, busy_tokens=busy_tokens)
+
+
+NEAR = (
+    "least-cost",
+    "llmd-affinity",
+    "lmetric",
+    "lpwl",
+    "aibrix",
+    "aibrix-pd",
+    "gaie322",
+    "sgl",
+    "sgl-zmq",
+    "ps-loadaware",
+    "dynamo",
+)
+"""The default rule, and the other rules that come near it on some workload."""
