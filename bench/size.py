@@ -18,7 +18,7 @@ _ROOT: Final = Path(__file__).parents[1]
 LIMITS: Final[dict[str, tuple[int, int]]] = {
     "lines of epp": (30_000, 30_000),
     "lines of model_server": (12_500, 12_500),
-    "lines of bench": (13_000, 12_970),
+    "lines of bench": (13_000, 12_980),
     "lines of tests": (68_000, 68_000),
     "lines of docs": (5_500, 5_500),
     "packages and modules at the top of epp": (10, 10),
