@@ -21,7 +21,6 @@ LATELY_S = 1.0
 answer with a token, no answer is read for this long on account of a quick end."""
 MOST_ENDS = 64
 """The most ends of one server's answers that are remembered at a time."""
-_STEP = 0.05
 _QUICK_S = 0.05
 """A streamed answer that ends this soon after its beginning may hold nothing but an error. Where nothing
 points to a failure, one answer of the fleet is read in this time."""
@@ -74,7 +73,7 @@ class Answers:
         wait.account.begun_at = wait.began_at = now
         if well:
             typical = self._typical_s[wait.streams]
-            self._typical_s[wait.streams] = typical + _STEP * (now - wait.sent_at - typical)
+            self._typical_s[wait.streams] = typical + STEP * (now - wait.sent_at - typical)
 
     def left(self, wait: Wait) -> None:
         """Record that nobody waits for the first byte any more. May be called again."""
@@ -84,7 +83,7 @@ class Answers:
         """Record that a server answered well for a model, at this path, as far as the proof goes."""
         if proof:  # not only its beginning
             state.account.read_at, state.account.bare = now, 0
-            state.account.bare_part *= 1 - _STEP
+            state.account.bare_part *= 1 - STEP / 4
         last = self.served.get((model, path_hash), (state, state))
         self.served[model, path_hash] = last if last[0] is state else (state, last[0])
         state.account.model, state.account.refused = model, 0
@@ -99,7 +98,7 @@ class Answers:
         for each in (state, other or state):
             each.account.doubted = True
         state.account.bare = min(state.account.bare + 1, MOST_ENDS)
-        state.account.bare_part += _STEP * (1 - state.account.bare_part)
+        state.account.bare_part += STEP / 4 * (1 - state.account.bare_part)
 
     def other_that_served(self, state: EndpointState, model: str, *, path_hash: int) -> EndpointState | None:
         """Return another server that has answered well for this model, at this path."""
@@ -117,7 +116,7 @@ class Answers:
             account.uncounted_end_at = min(account.uncounted_end_at, now)
         quick = wait.streams and now - wait.began_at < _QUICK_S
         if not quick:
-            self._lasts_s += _STEP * (now - wait.sent_at - self._lasts_s)
+            self._lasts_s += STEP / 4 * (now - wait.sent_at - self._lasts_s)
         if wait.streams:
             account.streams_s += STEP * (now - wait.began_at - account.streams_s)
         if now - account.read_at < LATELY_S:

@@ -181,6 +181,14 @@ def test_a_hanging_server_is_noticed_within_three_seconds(rule: RuleName) -> Non
     assert traffic.to(SICK, since=34.0, until=40.0) >= 0.15
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_slow_first_answers_of_all_servers_are_no_hang(seed: int) -> None:
+    """They take 3 to 9 s, and the pickers have just started, so they do not know yet what is usual."""
+    slow: dict[str, Any] = {"per_s": 4.0, "begins_s": 6.0, "lasts_s": 10.0, "sick_to": 0.0}
+    traffic = Traffic(seed=seed, servers="abc", pickers=2, shares=True, **slow).run(60.0)
+    assert traffic.ejected_s <= 0.5
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_answers_that_begin_and_do_not_go_on_are_noticed(rule: RuleName) -> None:
     traffic = Traffic(rule=rule, sick=begins, stuck=True, sick_from=10.0, sick_to=40.0).run(60.0)
