@@ -107,13 +107,13 @@ class Commits:
         # The address of the pick is compared, because the endpoint's current address may have changed since
         # then.
         mismatch = served is not None and served != pick.destinations[0]
-        self._fleet.answers.began(pick.wait, well=status < 300, now=now)
         if served is not None:
             pick.decision.served = served
             if mismatch:
                 # The data plane tried another server only because the first choice failed.
                 self._failed(pick, now=now)
                 self._move(pick, served, now=now)
+        self._fleet.answers.began(pick.wait, well=status < 300, now=now)
         pick.decision.served_by = pick.state.endpoint.name
         pick.decision.headers_s = now - pick.sent.at
         self._judge(pick, status, now=now)
@@ -124,7 +124,7 @@ class Commits:
         if not pick.streams:
             # If an answer is not streamed, its headers come when it is finished. The headers of a streamed
             # answer come before it begins.
-            pick.state.answered(pick.guess.booking, computed=status < 300, now=now)
+            pick.state.answered(pick.guess.booking, computed=status < 300 and pick.asks, now=now)
         self._send(Answered(now, pick, mismatch))
 
     def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
@@ -158,7 +158,7 @@ class Commits:
             self._guesses.used(pick.guess, now=now)
         elif may_be_empty:
             self._guesses.doubt(pick, now=now)
-        elif outcome == "ended" and status is not None and status < 300:
+        elif status is not None and status < 300 and (outcome == "ended" or not pick.streams):
             self._guesses.computed(pick, now=now)
         else:
             self._guesses.lost(pick)
@@ -173,23 +173,25 @@ class Commits:
 
     def detach(self, pick: Pick, *, now: float) -> None:
         """Stop following a request whose stream is let go while the answer continues. From now on scrapes
-        count the request.
+        count the request. An answer that is not streamed is over, and so is an error: its headers came when
+        it was finished.
         """
-        if not pick.over:
-            began = pick.phase in BEGUN and (pick.decision.status or 0) < 300
-            if began:
-                self._fleet.failures.ended(pick.state, now=now)  # the last event of this answer
-            enter(pick, Phase.DETACHED)
-            self._fleet.answers.left(pick.wait)
-            pick.decision.outcome = "detached"
-            pick.state.detach()
-            if pick.prefill is not None:
-                self._prefilling.detach(pick.prefill, now=now)
-            if began and not pick.streams:
-                self._guesses.computed(pick, now=now)  # its headers came when it was finished
-            else:
-                self._guesses.detach(pick)
-            self._send(Ended(now, pick))
+        if pick.over:
+            return
+        began, status = pick.phase in BEGUN, pick.decision.status or 0
+        if began and (status >= 300 or not pick.streams):
+            self.end(pick, outcome="failed" if status >= 500 else "ended", now=now)
+            return
+        if began:
+            self._fleet.failures.ended(pick.state, now=now)  # the last event of this answer
+        enter(pick, Phase.DETACHED)
+        self._fleet.answers.left(pick.wait)
+        pick.decision.outcome = "detached"
+        pick.state.detach()
+        if pick.prefill is not None:
+            self._prefilling.detach(pick.prefill, now=now)
+        self._guesses.detach(pick)
+        self._send(Ended(now, pick))
 
     # -- what an answer says of its server -------------------------------------------------------------------
 
@@ -288,6 +290,7 @@ class Commits:
         """Move booking and table entry from the first choice to the endpoint that really serves."""
         pick.state.release(pick.guess.booking, computed=False, now=now)
         self._guesses.lost(pick, over=False)
+        self._fleet.answers.left(pick.wait)
         state = self._fleet.at(served)
         if state is None:
             # An endpoint that has just left the fleet, or that will join it later,
@@ -301,7 +304,7 @@ class Commits:
         elif not state.gone:
             held = self._caches.table.match(prompt.chain).get(state.endpoint.name, 0)
             cached = self._caches.cached_at(state, prompt, held)
-        pick.state = state
+        pick.state, pick.wait.account = state, state.account
         pick.guess = self._guesses.expect(
             state, prompt, cached=cached, adapter=pick.decision.adapter, now=now
         )

@@ -172,7 +172,8 @@ class Guesses:
         """Take in that an answer ended, and that only the server's next page can show whether it had a token.
         Until then the prompt matches for nobody.
         """
-        if pick.state.gone:
+        page = pick.state.metrics
+        if pick.state.gone or page is None:  # no page will come
             self.lost(pick)
             return
         self._awaited.pop(pick.guess.booking, None)
@@ -181,15 +182,14 @@ class Guesses:
         drop_guess(pick.guess.table, pick.guess.entries)
         pick.guess.entries = None
         doubted = self._doubted.setdefault(pick.state, deque())
-        page = pick.state.metrics
-        doubted.append((now, (page and page.prompt_tokens) or 0.0, pick))
+        doubted.append((now, page.prompt_tokens or 0.0, pick))
         if len(doubted) > _MOST_DOUBTED:
             self.drop(doubted.popleft()[2].guess)
 
     def detach(self, work: Pick | PrefillJob) -> None:
         """Take in that only the counters of later pages can show what becomes of this work."""
-        booking = work.guess.booking
-        if booking not in self._awaited or booking not in work.state.backlog.bookings:
+        booking, state = work.guess.booking, work.state
+        if state.gone or booking not in self._awaited or booking not in state.backlog.bookings:
             self.lost(work)
 
     def page(self, state: EndpointState, *, now: float) -> None:
@@ -226,12 +226,17 @@ class Guesses:
 
     def answered(self, work: Pick, *, now: float) -> None:
         """Take in the headers of a good answer. They prove nothing if a page or the body will show more. If
-        another server was to compute the prompt, it has finished.
+        another server was to compute the prompt, it has finished. If a page took the booking of a stream
+        before its headers, which come before its prefill, the page did not see this request.
         """
-        page = work.state.metrics
+        state, booking, page = work.state, work.guess.booking, work.state.metrics
         counts = page is not None and page.ttft_count is not None
         if work.prefill is not None or not (counts if work.streams else work.sampled):
             self.computed(work, now=now)
+        elif work.streams and state.process == work.guess.process and booking not in state.backlog.bookings:
+            booking.booked_at = now
+            state.detach()
+            state.book(booking, now=now)
 
     def forget(self, state: EndpointState) -> None:
         """Drop guesses about a server that has left, if only its pages could show what became of them."""

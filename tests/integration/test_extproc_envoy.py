@@ -265,7 +265,7 @@ async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path
         aiohttp.ClientSession() as client,
     ):
         answers = [
-            await client.post(f"http://127.0.0.1:{port}/until-go-on", data=b"{}")
+            await client.post(f"http://127.0.0.1:{port}/until-go-on", data=b'{"model": "m", "stream": true}')
             for port in ports.values()
             for _ in range(4)
         ]

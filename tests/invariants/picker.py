@@ -31,6 +31,18 @@ def _check_guesses(guesses: Guesses) -> None:
     assert not any(state.gone for state in guesses._doubted)
 
 
+def check_settled(picker: Picker) -> None:
+    """Check that nothing is left of requests that are over, after pages that can show what became of them."""
+    assert not picker.guesses._awaited
+    assert not picker.guesses._doubted
+    assert picker.caches.table.guessed_entries == 0
+    for state in picker.fleet.states():
+        assert state.in_flight == 0
+        assert not state.backlog.bookings
+        assert not state.account.waits
+        assert not state.expected_adapters
+
+
 def check_kept_state(kept: KeptState) -> None:
     assert len(kept._holders) <= _MOST_STATES
 

@@ -140,6 +140,10 @@ class Listener:
                 if current:
                     self._picker.fatal.strike(body_hash, strikes, now=now)
             case _:
+                if type(event) is SharedBegan and (tried := self._taken(peer, event.number)) is not None:
+                    # The data plane tried another server, which may be unknown here.
+                    lost = SharedOver(event.at_ms, event.number, Kept.LOST, failed=True)
+                    self._close(tried, lost, at=at, now=now, current=current)
                 state = self._server(event.server, event.process)
                 if state is not None:
                     self._apply_to(state, peer, event, at=at, now=now, current=current)
@@ -179,11 +183,6 @@ class Listener:
         self, peer: _Sender, event: SharedBegan, state: EndpointState, *, at: float, now: float, books: bool
     ) -> None:
         chain, adapter = _chain(event.chain), event.adapter
-        before = self._taken(peer, event.number)
-        if before is not None:
-            # The data plane tried another server.
-            tried = SharedOver(event.at_ms, event.number, Kept.LOST, failed=True)
-            self._close(before, tried, at=at, now=now, current=books)
         if self._open >= _MOST_OPEN:
             return
         if at < state.cold_at:
@@ -221,10 +220,8 @@ class Listener:
             answers.no_token(state, sent_at=booking.booked_at, tokens=booking.tokens, now=now)
         if current and same_server and (over.failed or computed):
             self._picker.news.on_peer_answer(state, failed=over.failed, now=now)
-        if request.guess.proven:
-            guesses.used(request.guess, now=now)
-        else:
-            guesses.drop(request.guess)
+        guesses.used(request.guess, now=now)
+        guesses.drop(request.guess)  # if nothing has proved it
 
     def _taken(self, peer: _Sender, number: int) -> _OpenPick | None:
         request = peer.open.pop(number, None)

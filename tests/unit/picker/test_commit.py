@@ -1,6 +1,7 @@
 """What is booked for a request until its end, and what the picker learns from it."""
 
 import sys
+from math import inf
 
 import pytest
 
@@ -60,6 +61,10 @@ def test_headers_end_the_work_of_a_plain_answer_but_not_of_streamed_answer() -> 
         picker.on_response_headers(pick, status=200, served=None, now=1.0)
         assert undone(picker, pick.decision.chosen, now=1.0) == left
         assert in_flight(picker) == {pick.decision.chosen: 1}
+        page = picker.pick(ask(model="", subset=frozenset({pick.destinations[0]})), now=1.0)
+        picker.on_response_headers(page, status=200, served=None, now=1.0)
+        unbegun = state(picker, page.decision.chosen).backlog.unbegun
+        assert unbegun == (not stream), "an answer to a request without a body has no first token"
 
 
 def test_booking_and_prefix_move_to_the_server_that_really_served() -> None:
@@ -69,6 +74,7 @@ def test_booking_and_prefix_move_to_the_server_that_really_served() -> None:
     picker.on_response_headers(pick, status=200, served=pick.destinations[1], now=1.1)
     assert in_flight(picker) == {second: 1}
     assert undone(picker, first, now=1.1) == 0
+    assert (state(picker, first).account.begun_at, state(picker, second).account.begun_at) == (-inf, 1.1)
     assert undone(picker, second, now=1.1) == 2000
     picker.end(pick, outcome="ended", now=2.0)
     assert in_flight(picker) == {}
@@ -79,25 +85,19 @@ def test_booking_and_prefix_move_to_the_server_that_really_served() -> None:
     check_picker(picker)
 
 
-def test_a_stream_that_is_let_go_is_left_to_the_scrapes_and_may_still_end() -> None:
-    picker = a_picker(on=endpoints("ab"))
-    pick = picker.pick(ask(text("p"), stream=True), now=1.0)
-    picker.on_response_headers(pick, status=200, served=None, now=1.1)
-    picker.detach(pick, now=1.1)
-    picker.end(pick, outcome="ended", now=1.2)
-    assert in_flight(picker) == {}
-    assert pick.decision.outcome == "detached"
-    assert undone(picker, pick.decision.chosen, now=1.1) > 0  # the prefill of this request still runs
-
-
+@pytest.mark.parametrize("let_go", [True, False])
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_a_finished_answer_that_is_let_go_unread_proves_its_prompt(share: float) -> None:
-    picker = a_picker(PolicySpec(sampling=Sampling(share=share)), on=endpoints("ab"))
+def test_a_whole_answer_that_nobody_reads_proves_its_prompt(share: float, let_go: bool) -> None:  # noqa: FBT001
+    picker = a_picker(PolicySpec(sampling=Sampling(share=share)), on=endpoints("a"))
+    picker.news.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, running=0), now=0.5)
     pick = picker.pick(ask(text("p")), now=1.0)
     picker.on_response_headers(pick, status=200, served=None, now=1.5)
-    picker.detach(pick, now=1.5)
+    if let_go:
+        picker.detach(pick, now=1.5)
+    picker.end(pick, outcome="aborted", now=1.6)  # its client left
+    assert (pick.guess.proven, pick.decision.outcome) == (True, "ended" if let_go else "aborted")
+    assert state(picker, "a").loads == (0, 0), "the server has nothing more to do"
     again = picker.pick(ask(text("p")), now=1.6)
-    assert pick.guess.proven
     assert again.decision.matched_tokens
     check_picker(picker)
 
@@ -191,6 +191,12 @@ def test_a_stream_that_ends_too_soon_proves_nothing_alone(monkeypatch: pytest.Mo
         assert [pick.decision.matched_tokens > 7000 for pick in again] == [each in entered for each in "pq"]
 
 
+def test_an_answer_without_content_proves_nothing_where_no_page_comes() -> None:
+    picker = a_picker(PolicySpec(sampling=Sampling(share=1.0)), on=endpoints("a"))
+    pick = serve(picker, ask(text("p")), now=1.0, status=204)
+    assert (pick.guess.open, pick.guess.proven) == (False, False)
+
+
 @pytest.mark.parametrize("let_go", [False, True])
 @pytest.mark.parametrize(("began", "probes"), [(1.04, 0.0), (1.08, 0.0), (1.08, 50.0), (None, 0.0)])
 def test_no_page_proves_a_prompt_on_its_way(began: float | None, probes: float, let_go: bool) -> None:  # noqa: FBT001
@@ -204,7 +210,13 @@ def test_no_page_proves_a_prompt_on_its_way(began: float | None, probes: float, 
     if let_go:
         picker.detach(pick, now=1.1)
     picker.end(pick, outcome="ended", now=1.1)  # its client left
-    assert (pick.guess.proven, picker.caches.table.guessed_entries) == (False, 0)
+    awaited = let_go and began == 1.08  # the page before the headers did not count this request
+    assert (pick.guess.proven, picker.caches.table.guessed_entries) == (False, 79 * awaited)
+    assert bool(undone(picker, "a", now=1.1)) == awaited
+    for now in (3.0, 5.0) if awaited else ():
+        page = EndpointMetrics(scraped_at=now, running=0, waiting=0, ttft_count=probes * 1.08 + 1)
+        picker.news.observe(EndpointName("a"), page, now=now)
+        assert pick.guess.proven
 
 
 def test_headers_of_a_stream_prove_nothing_where_pages_show_the_prefill() -> None:
@@ -221,27 +233,32 @@ def test_headers_of_a_stream_prove_nothing_where_pages_show_the_prefill() -> Non
     assert picker.caches.table.entries == len(pick.chain)
 
 
+@pytest.mark.parametrize("let_go", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_refused_request_is_no_work_and_no_first_token(stream: bool) -> None:  # noqa: FBT001
+def test_a_refused_request_is_no_work_and_no_first_token(stream: bool, let_go: bool) -> None:  # noqa: FBT001
     picker = a_picker(on=endpoints("a"))
     refused, later = (picker.pick(ask(text(name), stream=stream), now=1.0) for name in "pq")
     picker.on_response_headers(refused, status=400, served=None, now=1.0)
+    if let_go:
+        picker.detach(refused, now=1.0)
     picker.end(refused, outcome="ended", now=1.0)
     assert later.guess.booking.ahead_tokens == undone(picker, "a", now=1.0) == 2000
     assert state(picker, "a").backlog.unbegun == 0, "the next page counts none for it"
 
 
-@pytest.mark.parametrize("fate", ["restarted", "silent", "gone"])
+@pytest.mark.parametrize("fate", ["restarted", "silent", "gone", "gone before"])
 def test_the_guess_of_a_stream_that_was_let_go_ends_with_its_server(fate: str) -> None:
     picker = a_picker(on=endpoints("a"))
     page = EndpointMetrics(scraped_at=0.0, running=1, prompt_tokens=10.0)
     picker.news.observe(EndpointName("a"), page, now=0.0)
     pick = picker.pick(ask(text("p"), stream=True), now=1.0)
+    if fate == "gone before":
+        picker.news.set_endpoints([], now=1.0)
     picker.detach(pick, now=1.0)
-    assert picker.caches.table.match(pick.chain)
+    assert bool(picker.caches.table.match(pick.chain)) == (fate != "gone before")
     if fate == "gone":
         picker.news.set_endpoints([], now=2.0)
-    else:
+    elif fate != "gone before":
         after = EndpointMetrics(scraped_at=700.0, prompt_tokens=0.0) if fate == "restarted" else None
         picker.news.observe(EndpointName("a"), after, now=700.0)
     check_picker(picker)

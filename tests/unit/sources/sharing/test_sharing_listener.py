@@ -125,6 +125,19 @@ def test_events_of_an_unknown_endpoint_are_only_counted() -> None:
     assert other.in_flight_of_peers() == {}
 
 
+def test_a_server_that_was_only_tried_gets_no_prompt_of_an_unknown_one() -> None:
+    one, other = Replica(1, on=endpoints("ab")), Replica(2, on=endpoints("a"))
+    meet([one, other], now=0.0)
+    first, second = (each.address for each in endpoints("ab"))
+    pick = one.pick(text("p"), now=1.0, only=first)
+    one.picker.on_response_headers(pick, status=200, served=second, now=1.5)
+    one.picker.end(pick, outcome="ended", now=3.0)
+    other.receive(one.send(now=3.0), now=3.0)
+    (tried,) = other.picker.fleet.states()
+    assert other.matched(text("p"), now=3.0) == {}
+    assert other.picker.fleet.failures.share(tried, now=3.0) > 0
+
+
 def test_an_endpoint_that_leaves_with_requests_of_others_is_forgotten() -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
