@@ -149,6 +149,8 @@ async def test_a_server_that_stops_after_headers_is_ejected_and_comes_back(tmp_p
             return await ejected(gateway, "s0")
 
         await wait_until(noticed, what="the server is ejected")
+        # Before the first verdict a trial is due after two seconds, which 60 requests may take.
+        await gateway.picker.wait_metric("epp_probes_total", at_least=1, verdict="ill")
         seen = len(sick.prompts)
         replies = [await complete_anew(gateway, stream=True) for _ in range(60)]
         assert {reply.status for reply in replies} == {200}
