@@ -265,7 +265,7 @@ async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path
         aiohttp.ClientSession() as client,
     ):
         answers = [
-            await client.post(f"http://127.0.0.1:{port}/until-go-on", data=b'{"model": "m", "stream": true}')
+            await client.post(f"http://127.0.0.1:{port}/until-go-on", data=b"{}")
             for port in ports.values()
             for _ in range(4)
         ]
@@ -276,7 +276,7 @@ async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path
         await asked.server.stop()
         go_on.set()
         assert [await answer.text() for answer in answers] == ["ended"] * len(answers)
-        assert [p.decision.outcome for p in asked.seen.over] == ["detached"] * len(answers)
+        assert [p.decision.outcome for p in asked.seen.over] == ["ended"] * len(answers)
 
 
 @pytest.fixture
@@ -301,5 +301,5 @@ async def test_picker_with_too_much_to_do_answers_at_once_and_body_arrives_whole
     await rig.settled()
     decision = rig.seen.picks[-1].decision
     assert (decision.reason, decision.unread, decision.matched_tokens) == ("overload", "overload", 0)
-    assert decision.outcome == ("ended" if mode == "full_duplex" else "detached")
+    assert decision.outcome == ("ended" if mode.startswith("full_duplex") else "detached")
     assert received["port"] == rig.seen.picks[-1].destinations[0].port
