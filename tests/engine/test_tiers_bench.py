@@ -16,6 +16,7 @@ from model_server.tiers.selection import choose
 from model_server.tiers.settings import EVERY_CHUNK, SelectionSettings
 
 
+@pytest.mark.timeout(900)
 def test_002_3_on_a_real_model_chunk_reads_halve_at_a_quarter_kept() -> None:
     """Half of a prefix's requests decide the order, and the others read, by the document's rule and by the
     default.
