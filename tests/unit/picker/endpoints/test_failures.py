@@ -9,7 +9,7 @@ from epp.base.types import EndpointMetrics, EndpointName
 from epp.config.policy import FailureSettings, PolicySpec
 from epp.picker.endpoints.answers import Answers, Movement
 from epp.picker.endpoints.endpoint_state import EndpointState
-from epp.picker.endpoints.marks import Form, Verdict
+from epp.picker.endpoints.marks import Form
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.picker.scheduling.snapshot import Snapshot
@@ -171,8 +171,7 @@ def test_a_probe_brings_a_server_back_whose_probes_failed() -> None:
     picker = a_picker(on=endpoints("abcd"))
     fail_answers(picker, "a", times=4, now=1.0)
     state(picker, "a").account.model = "m"
-    verdicts: list[tuple[Verdict, float]] = [("ill", 2.0), ("well", 20.0)]
-    for verdict, at in verdicts:
+    for verdict, at in (("ill", 2.0), ("well", 20.0)):
         assert picker.news.ejected(now=at)
         [probe] = picker.fleet.failures.probes_due(now=at)
         picker.fleet.failures.probed(probe, verdict, now=at)
