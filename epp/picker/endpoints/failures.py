@@ -13,7 +13,7 @@ suspicion raises the price a little, and a probe confirms it or not.
 Where requests are few, their answers would show too late that a server fails, or that it has recovered. So
 the picker probes a server that has failed: it sends a request of one token (`probes_due`; `scraping.probes`
 sends it). A probe that fails counts as a failed answer. Until a probe succeeds, only one of 64
-requests is a trial. A probe that succeeds brings back a server whose probes failed, or else allows a trial.
+requests is a trial. A probe that succeeds proves less than a real answer: mostly it only allows a trial.
 
 Pure: times are monotonic seconds. `Fleet` owns this object. The picker reports bad answers. While there is a
 mark, it reports all answers, and `sharing` reports those of other pickers.
@@ -342,11 +342,13 @@ class FailingServers:
         account = mark.state.account
         account.refused, account.read_at, account.refuted_at = 0, now, mark.probed_at
         account.stands_since, account.patience_s = now, 0.0
+        refuses = mark.form is Form.REFUSES and mark.refusals_prove is not False
         # If it had to be ejected again after a recovery, then a part of its answers is good.
-        all_fail = mark.out and mark.verdict == "ill" and mark.times_out == 1
+        all_fail = mark.needs > Proof.BEGUN and mark.verdict == "ill" and mark.times_out == 1
+        proves = mark.needs is Proof.COUNTED or (mark.out and all_fail)
         if mark.suspected is Form.REFUSES:
             mark.recover(0.0, now=now)  # the requests were at fault
-        elif all_fail or mark.needs is Proof.COUNTED or mark.suspected is not None:
+        elif refuses or proves or mark.suspected is not None:
             mark.recover(now=now)
         elif mark.out and mark.verdict != "well":
             mark.allow_trial(self.settings.trial_seconds, now=now)

@@ -166,18 +166,6 @@ def test_a_probe_of_the_old_process_does_not_count_for_the_new_one() -> None:
     assert failures.share(server, now=2.0) == before
 
 
-def test_a_probe_brings_a_server_back_whose_probes_failed() -> None:
-    """A trial may be a client's bad request, which proves nothing."""
-    picker = a_picker(on=endpoints("abcd"))
-    fail_answers(picker, "a", times=4, now=1.0)
-    state(picker, "a").account.model = "m"
-    for verdict, at in (("ill", 2.0), ("well", 20.0)):
-        assert picker.news.ejected(now=at)
-        [probe] = picker.fleet.failures.probes_due(now=at)
-        picker.fleet.failures.probed(probe, verdict, now=at)
-    assert not picker.news.ejected(now=20.0)
-
-
 def test_a_server_that_left_while_its_requests_hung_is_not_kept() -> None:
     servers = endpoints("ab")
     picker = a_picker(on=servers)
