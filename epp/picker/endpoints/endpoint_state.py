@@ -10,7 +10,7 @@ and `sharing` change this state, on one thread. A method that changes what `Colu
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from msgspec import Struct
@@ -236,10 +236,13 @@ class EndpointState:
             self.backlog.unbegun = 0  # the first counters of a server contain all that was released so far
         else:
             self._answers_begun(before, after, now=now)
-        # A request may be on its way to the server while the page is written. So only work that the scrape
-        # before this one could have seen is known to be done.
-        all_begun = self._all_begun(after)
-        done_before = before.scraped_at if all_begun and before is not None else now - LONGEST_PREFILL_S
+        all_begun, done_before = self._all_begun(after), now - LONGEST_PREFILL_S
+        # A page is as of the server's last step. The first step of a new request may take seconds, and until
+        # its end the page stays as it was. Also, a request may be on its way to the server while the page is
+        # written. So only work that the scrape before this one could have seen is known to be done.
+        if all_begun and before is not None and self.backlog.bookings:
+            stands = after == replace(before, scraped_at=after.scraped_at)
+            done_before = done_before if stands else before.scraped_at
         self.backlog.clear_before(done_before, now=now, rate=rate)
         if before is not None:
             oldest = self.backlog.oldest

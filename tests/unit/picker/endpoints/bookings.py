@@ -39,6 +39,7 @@ def page(
     prompt_tokens: float | None = None,
     cached: float | None = None,
     begun: float | None = None,
+    ttft_sum_s: float | None = None,
     finished: float | None = None,
 ) -> EndpointMetrics:
     return EndpointMetrics(
@@ -48,5 +49,6 @@ def page(
         prompt_tokens=prompt_tokens,
         cached_prompt_tokens=cached,
         ttft_count=begun,
+        ttft_sum_s=ttft_sum_s,
         finished=finished,
     )

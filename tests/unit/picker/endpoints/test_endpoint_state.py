@@ -194,6 +194,19 @@ def test_a_first_token_ends_a_booking_however_many_tokens_were_expected() -> Non
     assert len(state.backlog.bookings) == 1
 
 
+def test_a_page_that_stands_still_does_not_show_that_a_new_request_began() -> None:
+    """vLLM's page is as of the end of its last step. Here the first step takes three seconds."""
+    state = a_state()
+    state.take_page(page(0.0, begun=4, finished=4, ttft_sum_s=1.0), now=0.0)
+    book(state, 600, now=0.1)
+    for n in range(1, 4):
+        state.take_page(page(n, begun=4, finished=4, ttft_sum_s=1.0), now=n)
+    assert len(state.backlog.bookings) == 1
+    state.take_page(page(4.0, running=1, begun=5, finished=4, ttft_sum_s=4.0), now=4.0)
+    assert len(state.backlog.bookings) == 0
+    assert state.tokens_per_s < 350
+
+
 def test_a_server_that_only_decodes_has_no_prompts_left() -> None:
     """Bookings from before the first page end there, because no later growth can show their first tokens."""
     state = a_state()
