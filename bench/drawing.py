@@ -5,6 +5,7 @@
 
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
@@ -45,7 +46,11 @@ def architecture() -> str:
             x += across + 8
         y += step
         rows.append(f'{row}<path d="M{left} {y - 5} H{width - left}"/>')
-    size = f'width="{width}" height="{y + top}" viewBox="0 0 {width} {y + top}"'
+    return svg(width, y + top, rows)
+
+
+def svg(width: int, height: int, rows: Sequence[str]) -> str:
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     return "\n".join((f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', _STYLE, *rows, "</svg>\n"))
 
 
