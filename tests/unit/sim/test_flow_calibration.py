@@ -6,7 +6,6 @@
 import random
 from bisect import bisect
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +17,7 @@ from bench.routing.bench import Run, Setting, calibrate, plan_of, spec_of, work_
 from bench.routing.picker_router import PickerRouter
 from bench.routing.rows import GOOD_TTFT_S
 from epp.config.policy import DEFAULT_POLICY
-from epp.picker.events import Began, Pick, PickerEvent
+from epp.picker.events import Began, PickerEvent
 from epp.tools.replay.simulate import ttft_s
 from model_server.sim.fleet import Fleet
 
@@ -26,8 +25,6 @@ _FILE = Path(__file__).parents[3] / "docs" / "flow-calibration.svg"
 _WORKLOADS = ("conversation", "none", "tenants")
 _LOADS = (1.3, 2.0)
 _COLOURS = ("#54aeff", "#0550ae", "#f778ba", "#99286e", "#4ac26b", "#116329")
-_FEWEST = 20
-"""A point stands for at least so many requests."""
 
 Times = list[tuple[float, float]]
 """The time to the first token of each request: by the forecast at its pick, and in truth."""
@@ -41,23 +38,19 @@ def times_of(workload: str, load: float, *, seeds: int, scale: float) -> Times:
         run = Run(workload=workload, rule="", load=load, seed=seed, setting=setting, capacity_per_s=rate)
         requests, arrivals_s = work_of(run, spec)
         plan, router = plan_of(setting, spec, arrivals_s=arrivals_s), PickerRouter(DEFAULT_POLICY, seed=seed)
-        begun: list[Pick] = []
-        router.pickers[0].subscribe(partial(_note, begun))
+        events: list[PickerEvent] = []
+        router.pickers[0].subscribe(events.append)
         outcome = Fleet(plan, router=router, workload=requests, rng=random.Random(seed)).run()
+        begun = [event.pick for event in events if isinstance(event, Began)]
         forecasts_s = {pick.decision.request_id: pick.decision.predicted_s for pick in begun}
         for record in outcome.records:
             times.append((forecasts_s[str(record.request.request_id)], ttft_s(record, outcome.ended_s)))
     return times
 
 
-def _note(begun: list[Pick], event: PickerEvent) -> None:
-    if isinstance(event, Began):
-        begun.append(event.pick)
-
-
 def points_of(times: Times, others: Sequence[Times]) -> Points:
     """Return the mean probability of a late first token, and the share that was late, for each tenth of the
-    probabilities. The probability is the share of the forecasts near the deadline, for other workloads, that
+    probabilities with at least 20 requests. The probability is the share of the forecasts near the deadline, for other workloads, that
     were wrong by such a factor that this request would be late.
     """
     near = [(said_s, was_s) for said_s, was_s in chain(*others) if 0.5 <= said_s / GOOD_TTFT_S < 2]
@@ -66,7 +59,7 @@ def points_of(times: Times, others: Sequence[Times]) -> Points:
     for said_s, was_s in times:
         likely = 1 - bisect(factors, GOOD_TTFT_S / said_s) / len(factors)
         tenths[min(9, int(10 * likely))].append((likely, float(was_s > GOOD_TTFT_S)))
-    return [(fmean(x), fmean(y)) for x, y in (zip(*of, strict=True) for of in tenths if len(of) >= _FEWEST)]
+    return [(fmean(x), fmean(y)) for x, y in (zip(*of, strict=True) for of in tenths if len(of) >= 20)]
 
 
 def calibration(*, seeds: int, scale: float) -> dict[tuple[str, float], Points]:
