@@ -50,7 +50,7 @@ def times_of(workload: str, load: float, *, seeds: int, scale: float) -> Times:
 
 def points_of(times: Times, others: Sequence[Times]) -> Points:
     """Return the mean probability of a late first token, and the share that was late, for each tenth of the
-    probabilities with at least 20 requests. The probability is the share of the forecasts near the deadline, for other workloads, that
+    probabilities. The probability is the share of the forecasts near the deadline, for other workloads, that
     were wrong by such a factor that this request would be late.
     """
     near = [(said_s, was_s) for said_s, was_s in chain(*others) if 0.5 <= said_s / GOOD_TTFT_S < 2]
