@@ -43,6 +43,7 @@ class ClusterObjects:
         *b'"mode":"DryRun"'.split(),
         *(b'"modelRewrite":"x"', b'"weight":-1', b'"matches":[]', b'"priority":9999', b'"poolRef":'),
     )
+    encode = staticmethod(as_json)
 
     def __init__(self) -> None:
         objects: list[Any] = [
@@ -71,9 +72,6 @@ class ClusterObjects:
         (self._objectives,) = objectives_in(["llm-d.ai"], pools=["vllm"])
         self._picker = small_picker()
         self._now = itertools.count(1.0)
-
-    def encode(self, document: object, /) -> bytes:
-        return as_json(document)
 
     async def feed(self, data: bytes) -> bool:
         taken = False

@@ -84,6 +84,7 @@ class ModelPages(BeforePicker):
         b'"created":1e400',
         b'"id":""',
     )
+    encode = staticmethod(as_json)
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,9 +95,6 @@ class ModelPages(BeforePicker):
             {"object": "list", "data": [card, adapter, adapter | {"id": "x"}]},
         ]
         self.seeds: Sequence[bytes] = [self.encode(document) for document in self.documents]
-
-    def encode(self, document: object, /) -> bytes:
-        return as_json(document)
 
     async def feed(self, data: bytes) -> bool:
         try:
@@ -124,6 +122,7 @@ class EndpointsFile(BeforePicker):
         b"adapters: [x]",
         b"kv_events: tcp://a:1",
     )
+    encode = staticmethod(as_yaml)
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,9 +139,6 @@ class EndpointsFile(BeforePicker):
             b'endpoints: [{name: a, address: "[fd00::1]:80", labels: {zone: b}, kv_events: tcp://10.0.0.1:5557}]\n',
             b"endpoints: []\n",
         ]
-
-    def encode(self, document: object, /) -> bytes:
-        return as_yaml(document)
 
     async def feed(self, data: bytes) -> bool:
         try:
@@ -164,6 +160,7 @@ class PolicyFile(BeforePicker):
         b"table: {}",
         b"load: {}",
     )
+    encode = staticmethod(as_yaml)
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,9 +171,6 @@ class PolicyFile(BeforePicker):
             HEAD + b"spec: {rule: affinity, chunks: {sizeBytes: 512}}\n",
             HEAD,
         ]
-
-    def encode(self, document: object, /) -> bytes:
-        return as_yaml(document)
 
     async def feed(self, data: bytes) -> bool:
         try:

@@ -25,6 +25,7 @@ class KvEvents:
         b"\xa3GPU",
         b"\xa3CPU",
     )
+    encode = staticmethod(as_msgpack)
 
     def __init__(self) -> None:
         batches = [
@@ -57,9 +58,6 @@ class KvEvents:
         self._exact.add(A, model="m")
         self._picker = small_picker()
         self._now, self._number = itertools.count(1.0), itertools.count()
-
-    def encode(self, document: object, /) -> bytes:
-        return as_msgpack(document)
 
     async def feed(self, data: bytes) -> bool:
         before, now = self._exact.malformed, next(self._now)

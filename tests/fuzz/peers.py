@@ -31,6 +31,7 @@ class PeerBatches:
     """Batches of other pickers, from Redis or from the workers' hub."""
 
     words: Sequence[bytes] = (b"\x93\x02", b"\x98\x01", b"\xc4\x08" + b"\1" * 8, b"other", b"third", bytes(8))
+    encode = staticmethod(as_msgpack)
 
     def __init__(self) -> None:
         self._replica = Replica(1, policy=SMALL)
@@ -39,9 +40,6 @@ class PeerBatches:
         ]
         self.seeds: Sequence[bytes] = [*spoken(), *hand_made(self._replica)]
         self._now = itertools.count(1.0, 0.01)
-
-    def encode(self, document: object, /) -> bytes:
-        return as_msgpack(document)
 
     async def feed(self, data: bytes) -> bool:
         try:

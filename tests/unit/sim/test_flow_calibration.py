@@ -26,13 +26,13 @@ _WORKLOADS = ("conversation", "none", "tenants")
 _LOADS = (1.3, 2.0)
 _COLOURS = ("#54aeff", "#0550ae", "#f778ba", "#99286e", "#4ac26b", "#116329")
 
-Times = list[tuple[float, float]]
-"""The time to the first token of each request: by the forecast at its pick, and in truth."""
-Points = list[tuple[float, float]]
+Pairs = list[tuple[float, float]]
+"""What a forecast says, and what is true."""
 
 
-def times_of(workload: str, load: float, *, seeds: int, scale: float) -> Times:
-    setting, spec, times = Setting(scale=scale), spec_of(workload), Times()
+def times_of(workload: str, load: float, *, seeds: int, scale: float) -> Pairs:
+    """Return the time to the first token of each request: by the forecast at its pick, and in truth."""
+    setting, spec, times = Setting(scale=scale), spec_of(workload), Pairs()
     rate, _ = calibrate(workload, setting)
     for seed in range(1, 1 + seeds):
         run = Run(workload=workload, rule="", load=load, seed=seed, setting=setting, capacity_per_s=rate)
@@ -48,7 +48,7 @@ def times_of(workload: str, load: float, *, seeds: int, scale: float) -> Times:
     return times
 
 
-def points_of(times: Times, others: Sequence[Times]) -> Points:
+def points_of(times: Pairs, others: Sequence[Pairs]) -> Pairs:
     """Return the mean probability of a late first token, and the share that was late, for each tenth of the
     probabilities. The probability is the share of the forecasts near the deadline, for other workloads, that
     were wrong by such a factor that this request would be late.
@@ -62,13 +62,13 @@ def points_of(times: Times, others: Sequence[Times]) -> Points:
     return [(fmean(x), fmean(y)) for x, y in (zip(*of, strict=True) for of in tenths if len(of) >= 20)]
 
 
-def calibration(*, seeds: int, scale: float) -> dict[tuple[str, float], Points]:
+def calibration(*, seeds: int, scale: float) -> dict[tuple[str, float], Pairs]:
     cells = list(product(_WORKLOADS, _LOADS))
     times = {(name, load): times_of(name, load, seeds=seeds, scale=scale) for name, load in cells}
     return {of: points_of(own, [times[at] for at in times if at[0] != of[0]]) for of, own in times.items()}
 
 
-def picture(series: Mapping[tuple[str, float], Points]) -> str:
+def picture(series: Mapping[tuple[str, float], Pairs]) -> str:
     side, left, top = 300, 36, 12
     axes = f'<path d="M{left} {top} h{side} v{side} h-{side} z m0 {side} l{side} -{side}" fill="none"/>'
     for share in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
