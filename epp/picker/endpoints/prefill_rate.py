@@ -168,7 +168,7 @@ class PrefillRate:
         ratio = min(max(ratio, 1 / MOST_SLOWNESS), MOST_SLOWNESS)
         # The answers that servers write meanwhile cause small differences. Otherwise noise would decide among
         # equal servers, always in the same way.
-        self.slowness = ratio if max(ratio, 1 / ratio) > 1.05 else 1.0
+        self.slowness = ratio if max(ratio, 1 / ratio) > 1.25 else 1.0
         self._busy_s = self._busy_s + elapsed_s if busy and after.cached_prompt_tokens is not None else 0.0
         if self._busy_s and (tokens := computed_growth(before, after)) > 0:
             self.model.worked(tokens=tokens, seconds=self._busy_s)
