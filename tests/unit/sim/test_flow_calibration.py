@@ -85,7 +85,7 @@ def picture(series: Mapping[tuple[str, float], Pairs]) -> str:
         )
         text = f'<text x="{left + side + 32}" y="{y + 4}">{workload}, load {load:g}</text>'
         rows.append(f'<g style="fill: {_COLOURS[row]}">{dots}{text}</g>')
-    return svg(left + side + 170, top + side + 50, rows)
+    return svg(left + side + 170, top + side + 50, ["".join(rows)])
 
 
 @pytest.mark.slow
