@@ -235,7 +235,7 @@ class Guesses:
             self.computed(work, now=now)
         elif work.streams and state.process == work.guess.process and booking not in state.backlog.bookings:
             booking.booked_at = now
-            state.detach()
+            state.detach()  # since the next line counts it again
             state.book(booking, now=now)
 
     def forget(self, state: EndpointState) -> None:

@@ -237,9 +237,9 @@ class EndpointState:
         else:
             self._answers_begun(before, after, now=now)
         all_begun, done_before = self._all_begun(after), now - LONGEST_PREFILL_S
-        # A page is as of the server's last step. The first step of a new request may take seconds, and until
-        # its end the page stays as it was. Also, a request may be on its way to the server while the page is
-        # written. So only work that the scrape before this one could have seen is known to be done.
+        # A page shows the server as of its last step, and the first step of a new request may take seconds.
+        # Also, a request may be on its way to the server while the page is written. So only work that the
+        # scrape before this one could have seen is known to be done, and none while the page does not change.
         if all_begun and before is not None and self.backlog.bookings:
             stands = after == replace(before, scraped_at=after.scraped_at)
             done_before = done_before if stands else before.scraped_at
