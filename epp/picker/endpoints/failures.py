@@ -40,8 +40,6 @@ between servers.
 """
 _MOST_PROBES: Final = 32
 """The largest number of probes that one picker has open at a time."""
-_LIKELY: Final = 0.4
-"""The least share of a server that may refuse everything, or give only bare answers."""
 _SEVERAL: Final = 3
 """A server is suspected after so many refusals or bare answers in a row. Clients often send one or two bad
 requests."""
@@ -129,7 +127,7 @@ class FailingServers:
             counts = False
         elif self._may_probe(state) and (mark is None or mark.refusals_prove is not False):
             mark = self._suspect(state, form, model, now=now)
-            mark.control, mark.share = other or mark.control, max(mark.share, _LIKELY)
+            mark.control = other or mark.control
             counts = False  # a probe decides
         else:
             counts = self._is_alone(state, form, account.refused, now=now)
@@ -137,7 +135,7 @@ class FailingServers:
             self.failed(state, form, model, now=now)
             if form is Form.BARE:
                 mark = self._mark(state, "")
-                mark.share = max(mark.share, _LIKELY)  # the next one ejects it
+                mark.share = max(mark.share, 2 * STEP)  # the next one ejects it
         return counts
 
     def _part_of_others(self, state: EndpointState) -> float:
