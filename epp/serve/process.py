@@ -58,6 +58,7 @@ def tune() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
+    sys.setswitchinterval(0.0005)  # a thread that reads a file would keep the event loop waiting for 5 ms
 
 
 def raise_file_limit() -> None:

@@ -8,6 +8,7 @@ from epp.picker.prefix_index.table import Mirror, PrefixTable, Run
 def check_table(table: PrefixTable) -> None:
     """Assert every invariant of the table, without trusting any index."""
     mirrors = [mirror for mirror in table.by_bit if mirror is not None]
+    assert sorted(table.free_bits) == [n for n, mirror in enumerate(table.by_bit) if mirror is None]
     assert table.entries == sum(m.entries for m in mirrors), "entries miscounted"
     _check_runs(table)
     only_guessed = 0

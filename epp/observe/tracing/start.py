@@ -10,7 +10,6 @@ import asyncio
 import importlib
 import os
 import socket
-import sys
 import threading
 from typing import TYPE_CHECKING, Final
 
@@ -25,9 +24,6 @@ _EXPORTERS: Final = {
     "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
     "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
 }
-_SWITCH_INTERVAL_S: Final = 0.0005
-"""How long the sending thread may keep the interpreter from the event loop. Python's default is ten times
-this."""
 _LAST_SENDING_S: Final = 2.0
 
 
@@ -70,7 +66,6 @@ def make(*, worker: int) -> Tracer:
     usual = {"service.name": "prefix-gateway", "service.instance.id": f"{socket.gethostname()}-{worker}"}
     # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES may replace these two
     resource = Resource.create(dict(usual)).merge(OTELResourceDetector().detect())
-    sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_S))
     return Tracer(TracerProvider(resource=resource, shutdown_on_exit=False), processor_of(exporter))
 
 

@@ -128,6 +128,8 @@ class PrefixTable:
         """One for each server. For reading; only the modules of this folder change a mirror."""
         self.by_bit: list[Mirror | None] = []
         """The mirrors at the positions of their bits, with those that are still being emptied."""
+        self.free_bits: list[int] = []
+        """A heap of the positions without a mirror."""
         self.index: dict[int, Run] = {}
         """Every run, by its first hash."""
         self.max_entries = max_entries

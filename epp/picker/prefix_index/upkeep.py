@@ -29,9 +29,10 @@ _RUNS_A_STEP = 4_096
 def add_endpoint(table: PrefixTable, name: EndpointName, *, capacity_bytes: int) -> None:
     """Start an empty mirror, with the lowest free bit."""
     assert name not in table.mirrors
-    if None not in table.by_bit:
+    if not table.free_bits:
+        table.free_bits.append(len(table.by_bit))
         table.by_bit.append(None)
-    slot = table.by_bit.index(None)
+    slot = heapq.heappop(table.free_bits)
     table.mirrors[name] = table.by_bit[slot] = Mirror(name, capacity_bytes, bit=1 << slot)
 
 
@@ -71,6 +72,7 @@ def _empty_further(table: PrefixTable, mirror: Mirror) -> None:
             del table.emptied[mirror]
             if table.mirrors.get(mirror.name) is not mirror:
                 table.by_bit[mirror.bit.bit_length() - 1] = None
+                heapq.heappush(table.free_bits, mirror.bit.bit_length() - 1)
             return
         shorten(table, mirror, use.leaf, keep_to=use.leaf.start)
 

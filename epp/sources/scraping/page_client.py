@@ -45,15 +45,15 @@ _CHUNK_BYTES: Final = 64
 usual page, not twenty times as much."""
 _HEAD_BYTES: Final = 16 * 2**10
 _MOST_LINES: Final = 256
-"""Most lines of a head, or behind the last chunk. Each line takes some 3 us."""
+"""Most lines of a head. Each line takes some 3 us."""
 _CHUNK_LINE_BYTES: Final = 256
-_CHUNKS_A_TURN: Final = 16
+_CHUNKS_A_TURN: Final = 32
 """Few, because hundreds of servers may send theirs in the same turn."""
 _CHUNKED: Final = -1
 """The size of a page that comes in chunks."""
 _EMPTY: Final = (b"\r\n", b"\n")
 _STATUS: Final = re.compile(rb"HTTP/1\.([01]) (\d{3})\s")
-_CHUNK_SIZE: Final = re.compile(rb"([0-9a-fA-F]{1,8})[ \t]*(?:;.*)?\r?\n")
+_CHUNK_HEAD: Final = re.compile(rb"([0-9a-fA-F]{1,8})[ \t]{0,8}(?:;.{0,240})?\r?\n")
 _DIGITS: Final = re.compile(rb"\d{1,12}")
 _WORDS: Final = re.compile(rb"[^\s,]+")
 _QUESTION: Final = (
@@ -87,23 +87,20 @@ class Page(NamedTuple):
 
 
 class AnswerStream(asyncio.StreamReader):
-    """The bytes of one connection. `unread` counts those that came and that no answer has used."""
+    """The bytes of one connection."""
 
-    unread = 0
+    spare = b""
+    """Bytes that were read after an answer, and that are no part of it."""
 
-    def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # transports pass bytes
-        self.unread += len(data)
-        super().feed_data(data)
+    @property
+    def unread(self) -> bool:
+        """Whether bytes came that no answer has used."""
+        return bool(self.spare or self._buffer)  # type: ignore[attr-defined]  # asyncio's own name
 
-    async def line(self) -> bytes:
-        """Return the next line with its end, or what came before the end of the connection."""
-        line = await self.readline()
-        self.unread -= len(line)
-        return line
-
-    async def exactly(self, size: int) -> bytes:
-        piece = await self.readexactly(size)
-        self.unread -= size
+    async def some(self) -> bytes:
+        """Return what has come. Raises EOFError at the end of the connection."""
+        if not (piece := await self.read(_READ_BYTES)):
+            raise EOFError
         return piece
 
 
@@ -111,7 +108,7 @@ async def read_answer(stream: AnswerStream, *, most_bytes: int) -> Page:
     """Return the answer. Raises MetricsError if it has no page, or a page of more than `most_bytes`,
     ValueError if it is not HTTP, and ConnectionResetError if nothing came.
     """
-    first = await stream.line()
+    first = await stream.readline()
     if not first:
         raise ConnectionResetError
     if not first.startswith(b"HTTP/1."):
@@ -122,30 +119,22 @@ async def read_answer(stream: AnswerStream, *, most_bytes: int) -> Page:
             page: bytes | bytearray = await _chunks(stream, most_bytes=most_bytes)
         elif size is not None:
             _bound(size, most_bytes=most_bytes)
-            page = await stream.exactly(size)
+            page = await stream.readexactly(size)
         else:
             return Page(await _rest(stream, most_bytes=most_bytes), False, fields)
     except (OSError, EOFError) as error:
         raise NoPageError("the server ended the connection before the end of its answer") from error
-    # Bytes after the answer belong to no question, so the connection closes.
+    # Bytes after the answer, or fields after its chunks, belong to no question, so the connection closes.
     return Page(page, keeps_open and not stream.unread, fields)
 
 
 async def _head(stream: AnswerStream, first: bytes) -> list[bytes]:
-    """Return the lines of the answer's head. Heads with status 1xx before it are skipped."""
-    lines, left = await _lines(stream, left=_HEAD_BYTES - len(first))
-    while (status := _STATUS.match(first)) is not None and status[2][:1] == b"1" and status[2] != b"101":
-        (first, *lines), left = await _lines(stream, left=left, least=1)
-    return [first, *lines]
-
-
-async def _lines(stream: AnswerStream, *, left: int, least: int = 0) -> tuple[list[bytes], int]:
-    """Return the lines before the next empty line, and the bytes left for others. Lines may end without a
-    carriage return (RFC 9112, 2.2).
+    """Return the lines of the answer's head. Heads with status 1xx before it are skipped. Lines may end
+    without a carriage return (RFC 9112, 2.2).
     """
-    lines: list[bytes] = []
+    lines, left = [first], _HEAD_BYTES - len(first)
     while True:
-        line = await stream.line()
+        line = await stream.readline()
         if not line.endswith(b"\n"):
             raise EOFError
         left -= len(line)
@@ -153,9 +142,12 @@ async def _lines(stream: AnswerStream, *, left: int, least: int = 0) -> tuple[li
             raise ValueError(
                 f"the head of the answer has more than {_HEAD_BYTES} bytes or {_MOST_LINES} lines"
             )
-        if line in _EMPTY and len(lines) >= least:
-            return lines, left
-        lines.append(line)
+        if line not in _EMPTY or not lines:
+            lines.append(line)
+        elif (status := _STATUS.match(lines[0])) and status[2][:1] == b"1" and status[2] != b"101":
+            lines = []
+        else:
+            return lines
 
 
 def _meaning(head: list[bytes]) -> tuple[int | None, bool, Mapping[bytes, bytes]]:
@@ -186,25 +178,26 @@ def _meaning(head: list[bytes]) -> tuple[int | None, bool, Mapping[bytes, bytes]
 
 
 async def _chunks(stream: AnswerStream, *, most_bytes: int) -> bytearray:
-    page = bytearray()
+    page, held, at = bytearray(), b"", 0
     for number in range(_MOST_CHUNKS + 1):
-        line = await stream.line()
-        match = _CHUNK_SIZE.match(line)
-        if match is None or len(line) > _CHUNK_LINE_BYTES:
-            if not line.endswith(b"\n"):
-                raise EOFError
-            raise ValueError(f"a chunk has the size {line[:40]!r}")
-        size = int(match[1], 16)
+        while (head := _CHUNK_HEAD.match(held, at)) is None:
+            if b"\n" in held[at:] or len(held) - at > _CHUNK_LINE_BYTES:
+                raise ValueError(f"a chunk has the size {held[at : at + 40]!r}")
+            held, at = held[at:] + await stream.some(), 0
+        size, at = int(head[1], 16), head.end()
         if not size:
-            await _lines(stream, left=_HEAD_BYTES)
+            held = held[at:] + await stream.readexactly(max(0, at + 2 - len(held)))
+            stream.spare = held.removeprefix(b"\r\n")
             return page
         if number >= _SMALL_CHUNKS and len(page) < number * _CHUNK_BYTES:
             raise MetricsError(f"the page comes in chunks of less than {_CHUNK_BYTES} bytes")
         _bound(len(page) + size, most_bytes=most_bytes)
-        piece = await stream.exactly(size + 2)
-        if piece[size:] != b"\r\n":
+        if (missing := at + size + 2 - len(held)) > 0:
+            held, at = held[at:] + await stream.readexactly(missing), 0
+        if held[at + size : at + size + 2] != b"\r\n":
             raise ValueError("a chunk does not end where it should")
-        page += memoryview(piece)[:size]
+        page += memoryview(held)[at : at + size]
+        at += size + 2
         if number % _CHUNKS_A_TURN == _CHUNKS_A_TURN - 1:
             await asyncio.sleep(0)
     raise MetricsError(f"the page comes in more than {_MOST_CHUNKS} chunks")
@@ -259,7 +252,7 @@ class PageClient:
 
     @staticmethod
     def _ended(transport: asyncio.Transport, stream: AnswerStream) -> bool:
-        return transport.is_closing() or stream.at_eof() or bool(stream.exception() or stream.unread)
+        return transport.is_closing() or stream.at_eof() or stream.unread or stream.exception() is not None
 
     async def _ask(
         self, transport: asyncio.Transport, stream: AnswerStream, question: bytes, *, most_bytes: int
