@@ -250,7 +250,7 @@ class ServerCaches:
         if not mask & (mask - 1):  # one server, or none: the case of most prompts
             return self._slots.item(mask.bit_length() - 1)
         as_bytes = np.frombuffer(mask.to_bytes(-(-mask.bit_length() // 8), "little"), dtype=np.uint8)
-        return self._slots[np.flatnonzero(np.unpackbits(as_bytes, bitorder="little"))]
+        return self._slots[np.unpackbits(as_bytes, bitorder="little").nonzero()[0]]
 
     def chain(self, inference: InferenceRequest, *, name: str | None = None) -> list[ChunkHash]:
         """Return the chain of the request's prompt. Empty: it has no prompt. name: as for `prompt`."""

@@ -65,8 +65,8 @@ class Columns:
         """Two columns that snapshots show: the queues, and the shares of the KV caches in use."""
         self._oldest_scrape = -np.inf
         """No metrics are older than this time."""
-        self._pages_seen = self._pages_now
-        """A copy of these columns for snapshots. No code writes to it."""
+        self._pages_seen = tuple(self._pages_now)
+        """Copies of these columns for snapshots. No code writes to them."""
         self._most = [np.inf, np.inf]
         """The largest value of each of these columns. No candidate has a larger one."""
         self._adapters: Floats = np.zeros(n)
@@ -98,7 +98,7 @@ class Columns:
             # A page changes the rate of its server, and so of every server of the same model.
             per_model = np.array([model.tokens_per_s for model in self._models])
             self._rate = per_model[self._model_of] / self._slowness
-            self._pages_seen = self._pages_now.copy()
+            self._pages_seen = tuple(self._pages_now.copy())
             self._most = np.fmax.reduce(self._pages_now, axis=1, initial=-np.inf).tolist()
             self._rates_known = True
 
@@ -191,8 +191,9 @@ class Columns:
 
     def least_wait_s(self, slots: Sequence[int], *, now: float) -> float:
         """Return the least B/V of some slots."""
-        waits_s = self._of.undone_tokens / self._rate + self._of.undone_at - now
-        return max(0.0, float((waits_s if slots is self.roster.everyone else waits_s[list(slots)]).min()))
+        idle_at = self._of.undone_tokens / self._rate + self._of.undone_at
+        idle_at = idle_at if slots is self.roster.everyone else idle_at[list(slots)]
+        return max(0.0, idle_at.item(idle_at.argmin()) - now)  # `argmin` takes a third of the time of `min`
 
     def noes(self, snapshot: Snapshot, *, now: float) -> dict[str, Any]:
         """Return the columns of the snapshot in which requests that ended without a token count."""

@@ -91,7 +91,7 @@ class TenantFlow(Generic[T]):
         self.band = band
         self.tenant = tenant
         self.items: list[QueueItem[T]] = []
-        """Sorted by `_BY_PLACE`."""
+        """Sorted by `_BY_PLACE`. Most requests come last and leave first."""
         self.load = QueueLoad()
         self.tag = band.floor
 
@@ -174,7 +174,7 @@ class Queues(Generic[T]):
     def take(self, item: QueueItem[T]) -> None:
         """Remove a request from its queue, for whatever reason."""
         flow = self._bands[item.priority].flows[item.tenant]
-        at = bisect_left(flow.items, _BY_PLACE(item), key=_BY_PLACE)
+        at = 0 if flow.items[0] is item else bisect_left(flow.items, _BY_PLACE(item), key=_BY_PLACE)
         assert flow.items[at] is item
         del flow.items[at]
         self._count(flow, item, -1)
@@ -215,11 +215,11 @@ class Queues(Generic[T]):
         return victims
 
     def _put(self, item: QueueItem[T]) -> None:
-        band = self._bands[item.priority]
-        flow = band.flows[item.tenant]
+        flow = self._bands[item.priority].flows[item.tenant]
         if not flow.items:
-            flow.tag = max(flow.tag, band.floor)
-        insort(flow.items, item, key=_BY_PLACE)
+            flow.tag = max(flow.tag, flow.band.floor)
+        comes_last = bool(flow.items) and _BY_PLACE(flow.items[-1]) < _BY_PLACE(item)
+        insort(flow.items, item, lo=len(flow.items) if comes_last else 0, key=_BY_PLACE)
         self._count(flow, item, 1)
 
     def _count(self, flow: TenantFlow[T], item: QueueItem[T], by: int) -> None:
@@ -254,7 +254,7 @@ class Alarms(Generic[W]):
 
     def __init__(self) -> None:
         self._items: list[W] = []
-        """Sorted by `_BY_ALARM`."""
+        """Sorted by `_BY_ALARM`. Most requests come last and leave first."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -266,12 +266,11 @@ class Alarms(Generic[W]):
     def set(self, item: W, at: float) -> None:
         """Set the next alarm of a request that has none. The request also gets one when it expires."""
         item.alarm_at = min(at, item.expires_at)
-        if item.alarm_at < inf:
-            insort(self._items, item, key=_BY_ALARM)
+        comes_last = bool(self._items) and _BY_ALARM(self._items[-1]) < _BY_ALARM(item)
+        insort(self._items, item, lo=len(self._items) if comes_last else 0, key=_BY_ALARM)
 
     def set_all(self, items: Sequence[W], at: float) -> None:
-        """Set the alarms of many requests to this time, whether they had alarms or not."""
-        self._items += [item for item in items if item.alarm_at == inf]
+        """Set the alarms of many requests, which have alarms, to this time."""
         for item in items:
             item.alarm_at = at
         self._items.sort(key=_BY_ALARM)
@@ -283,6 +282,6 @@ class Alarms(Generic[W]):
 
     def forget(self, item: W) -> None:
         """Remove the alarm of a request, if it has one."""
-        at = bisect_left(self._items, _BY_ALARM(item), key=_BY_ALARM)
+        at = 0 if self._items[:1] == [item] else bisect_left(self._items, _BY_ALARM(item), key=_BY_ALARM)
         if at < len(self._items) and self._items[at] is item:
             del self._items[at]

@@ -170,7 +170,7 @@ def uncached_tokens(request: SchedulingRequest, gain: Gain) -> Floats:
     most = cached.item(cached.argmax())
     if most and most < max(gain.min_match_tokens, gain.min_match_ratio * request.prompt_tokens):
         return np.full(len(cached), float(request.prompt_tokens))
-    return request.prompt_tokens - cached
+    return float(request.prompt_tokens) - cached  # numpy takes an `int` twice as slowly
 
 
 def loading_s(seen: Snapshot, *, load_s: float) -> Floats | None:
@@ -193,7 +193,7 @@ def fewest(key: Floats | Ints, rng: random.Random | None) -> list[int]:
     if len(key) <= MOST:
         few = [(value, chance(), place) for place, value in enumerate(key.tolist())]
         return [place for _, _, place in sorted(few)]
-    edge = np.partition(key, MOST - 1)[MOST - 1]
+    edge = np.partition(key, MOST - 1)[MOST - 1, ...]  # as in `LeastCost`, an array without dimensions
     less, equals = (key < edge).nonzero()[0], (key == edge).nonzero()[0]
     few = sorted([(key.item(place), chance(), place) for place in less.tolist()])
     return [place for _, _, place in few] + _some_of(equals, MOST - len(few), rng)
