@@ -24,6 +24,10 @@ from __future__ import annotations
 from epp.base.types import EndpointMetrics
 from epp.picker.endpoints.learned import PRIOR_TOKENS, LeastSquares, computed_growth
 
+_PRIOR_BUSY_TOKENS = 4000.0
+"""The policy's rate counts as this many tokens, in addition to the tokens of servers that were busy all the
+time.
+"""
 _KEEP_BUSY_S = 300.0
 """Older busy time is scaled down to this many seconds."""
 _KEEP_REQUESTS = 2000.0
@@ -43,8 +47,8 @@ class ModelRate:
         self._requests = 0.0
         """Number of requests in the fit."""
         self._start = start
-        self._busy_tokens = 0.0
-        self._busy_s = 0.0
+        self._busy_tokens = _PRIOR_BUSY_TOKENS
+        self._busy_s = _PRIOR_BUSY_TOKENS / start
         self._line_tokens_per_s = start
         self.per_request_s = 0.0
         self.tokens_per_s = start
@@ -113,7 +117,8 @@ class ModelRate:
 
     def _sum_up(self) -> None:
         """Compute V: what busy servers compute. Until these are known, what first tokens show."""
-        self.tokens_per_s = self._busy_tokens / self._busy_s if self._busy_s else self._line_tokens_per_s
+        known = self._busy_tokens >= 2 * _PRIOR_BUSY_TOKENS or not self._requests
+        self.tokens_per_s = self._busy_tokens / self._busy_s if known else self._line_tokens_per_s
 
 
 class PrefillRate:
