@@ -83,9 +83,10 @@ class SharedOver(_Happened, frozen=True, tag=3):
 
 
 class HeldChain(_SharedOfServer, frozen=True, tag=4):
-    """An endpoint holds this chain, and the request that asked for it is over."""
+    """An endpoint holds this chain and this adapter, and the request that asked for them is over."""
 
     chain: bytes
+    adapter: Name = ""
 
 
 class SharedTrouble(_SharedOfServer, frozen=True, tag=5):

@@ -114,11 +114,12 @@ class Exchange:
         self._add(batches.SharedBegan(*server, number, tokens, guess.adapter, packed), more_bytes)
 
     def _add_proof(self, work: Pick | PrefillJob, *, at: float) -> None:
-        number = self._numbers.get(work)
+        number, adapter = self._numbers.get(work), work.guess.adapter
         if number is not None:
             self._add(batches.SharedProved(milliseconds(at), number))
-        elif packed := _packed(work):  # the others know nothing of this request any more
-            self._add(batches.HeldChain(*_server(work.state, at=at), packed), len(packed))
+        elif (packed := _packed(work)) or adapter:  # the others know nothing of this request any more
+            held = batches.HeldChain(*_server(work.state, at=at), packed, adapter)
+            self._add(held, len(packed) + _MOST_CHAR_BYTES * len(adapter))
 
     def _add_end(
         self, work: Pick | PrefillJob, *, at: float, kept: Kept, failed: bool, no_token: bool = False

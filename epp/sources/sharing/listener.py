@@ -156,7 +156,7 @@ class Listener:
             case SharedBegan():
                 self._began(peer, event, state, at=at, now=now, books=current)
             case batches.HeldChain():
-                self._hold(state, _chain(event.chain), at=at, now=now)
+                self._hold(state, event, at=at, now=now)
             case batches.SharedTrouble(what="restarted") if at > state.cold_at + _SAME_RESTART_S:
                 state.restarted(at=at)
                 clear_endpoint(self._picker.caches.table, state.endpoint.name)
@@ -196,11 +196,13 @@ class Listener:
         peer.open[event.number] = _OpenPick(guess, booked=books)
         self._open += 1
 
-    def _hold(self, state: EndpointState, chain: list[ChunkHash], *, at: float, now: float) -> None:
+    def _hold(self, state: EndpointState, held: batches.HeldChain, *, at: float, now: float) -> None:
         if at < state.cold_at:
-            self._counts.skipped["stale"] += bool(chain)
-        elif chain:
-            self._picker.caches.table.record(state.endpoint.name, chain, now=now)
+            self._counts.skipped["stale"] += 1
+            return
+        guesses, booking = self._picker.guesses, Booking(tokens=0, booked_at=at)
+        guess = guesses.guess(state, _chain(held.chain), booking=booking, adapter=held.adapter)
+        guesses.prove(guess, now=now)
 
     def _close(self, request: _OpenPick, over: SharedOver, *, at: float, now: float, current: bool) -> None:
         """Release the booking, and settle the guess. current: whether the answer still says how the server is

@@ -1,5 +1,7 @@
 """Batches of others: in order or not, late, damaged, or about unknown servers."""
 
+from dataclasses import replace as changed
+
 import msgspec
 import pytest
 
@@ -253,17 +255,20 @@ def test_pickers_count_the_same_answers_without_a_token(
         assert accounts == [(noes, noes * pick.prompt.tokens), (0, 0)]
 
 
-def test_a_prompt_computed_after_its_stream_was_let_go_is_known_to_others() -> None:
-    one, other = two()
+def test_others_know_the_prompt_and_adapter_of_a_stream_that_was_let_go() -> None:
+    on = [changed(e, adapters=frozenset({"sql"})) for e in endpoints()]
+    one, other = Replica(1, on=on), Replica(2, on=on)
+    meet([one, other], now=0.0)
     for n in (0, 1):
         page = EndpointMetrics(scraped_at=9.0 + n, running=0, ttft_count=0.0)
         one.picker.news.observe(EndpointName("a"), page, now=9.0 + n)
-    pick = one.pick(text("p"), now=10.0, only=Address("10.0.0.1", 8000))
+    pick = one.pick(text("p"), now=10.0, model="sql", only=Address("10.0.0.1", 8000))
     one.picker.on_response_headers(pick, status=200, served=None, now=10.5)
     one.picker.detach(pick, now=10.5)
     other.receive(one.send(now=11.0), now=11.0)
-    assert other.matched(text("p"), now=11.0) == {}
+    assert other.picker.caches.table.match(pick.chain) == {}
     page = EndpointMetrics(scraped_at=12.0, running=0, ttft_count=1.0)
     one.picker.news.observe(EndpointName("a"), page, now=12.0)
     other.receive(one.send(now=12.0), now=12.0)
-    assert other.matched(text("p"), now=12.0) == one.matched(text("p"), now=12.0) != {}
+    assert other.picker.caches.table.match(pick.chain) == one.picker.caches.table.match(pick.chain) != {}
+    assert other.picker.fleet.states()[0].loaded_adapters == {"sql"}
