@@ -23,7 +23,7 @@ LIMITS: Final[dict[str, tuple[int, int]]] = {
     "lines of docs": (5_500, 5_500),
     "packages and modules at the top of epp": (10, 10),
     "class names of epp with two meanings": (0, 0),
-    "constants of scheduling, endpoints, server_caches": (40, 39),
+    "constants of scheduling, endpoints, server_caches": (40, 40),
 }
 """What is counted, with the target and the limit of today."""
 

@@ -106,9 +106,10 @@ class Lora(Strict, frozen=True):
 
 class Cost(Strict, frozen=True):
     """Weights of the least-cost rule. The score is in seconds, and the smallest one wins:
-    B / V + (U / V + T) (w + k L). B are the prompt tokens that an endpoint has to compute before this prompt,
-    U those of this prompt that it has not cached, L its requests in flight. A token counts twice if it stands
-    behind 65,536 others, because of its attention.
+    B / V + (U / V + T) (w + k L + a min(B / V, 0.5 s)). B are the prompt tokens that an endpoint has to
+    compute before this prompt, U those of this prompt that it has not cached, L its requests in flight, a the
+    requests that come to each endpoint in a second. A token counts twice if it stands behind 65,536 others,
+    because of its attention.
     """
 
     uncached_token_weight: Annotated[float, Meta(ge=0, le=100)] = 1.0

@@ -63,7 +63,7 @@ class Candidate(Struct, frozen=True):
     score_s: float
     """Predicted cost in seconds. The least cost wins. 0: the rule gives no scores."""
     parts_s: dict[str, float]
-    """The parts that add up to the score: backlog, prefill, stall, lora, failing."""
+    """The parts that add up to the score: backlog, prefill, stall (what others lose), lora, failing."""
     excluded: str = ""
     """Why it was not considered: failing answers (failing), or a load threshold (waiting, kv_usage,
     undone). Empty: it was considered."""

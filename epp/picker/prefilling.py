@@ -21,7 +21,7 @@ from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.marks import Proof, is_fault
 from epp.picker.events import Pick, PrefillEnded, PrefillJob
 from epp.picker.fleet_news import FleetNews
-from epp.picker.scheduling.least_cost import cost_s
+from epp.picker.scheduling.least_cost import cost_s, prefill_s
 from epp.picker.scheduling.schedule import Choice, any_of, fewest, loading_s, over_limits, uncached_tokens
 from epp.picker.scheduling.snapshot import Floats, SchedulingRequest, Snapshot
 from epp.picker.server_caches import Prompt
@@ -127,12 +127,11 @@ def computed_elsewhere(
     lacking = float(choice.weighed.uncached_tokens[chosen])
     if lacking < spec.disaggregation.min_uncached_tokens:
         return None
+    rate = float(answering.rate[chosen])
     here_s = cost_s(
-        float(answering.undone_tokens[chosen]),
-        lacking,
-        request.prompt_tokens,
+        float(answering.undone_tokens[chosen]) / rate,
+        prefill_s(lacking, request.prompt_tokens, rate),
         float(answering.in_flight[chosen]),
-        float(answering.rate[chosen]),
         weight=spec.cost.uncached_token_weight,
         stall=spec.cost.stalled_request_weight,
     )
@@ -171,13 +170,13 @@ def _prices_s(uncached: Floats, prompt_tokens: int, prefilling: Snapshot, spec: 
     prompts, unless the endpoint writes answers too.
     """
     answers = np.where(prefilling.roster.answers[prefilling.at], prefilling.in_flight, 0.0)
+    own_s, load_s = prefill_s(uncached, prompt_tokens, prefilling.rate), spec.lora.load_seconds
+    if (loads_s := loading_s(prefilling, load_s=load_s)) is not None:
+        own_s = own_s + loads_s
     price_s: Floats = cost_s(
-        prefilling.undone_tokens,
-        uncached,
-        prompt_tokens,
+        prefilling.undone_tokens / prefilling.rate,
+        own_s,
         answers,
-        prefilling.rate,
-        load_s=loading_s(prefilling, load_s=spec.lora.load_seconds),
         weight=spec.cost.uncached_token_weight,
         stall=spec.cost.stalled_request_weight,
     )

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from epp.config.policy import PolicySpec
 from epp.picker.decision import Candidate
-from epp.picker.scheduling.least_cost import cost_parts_s
+from epp.picker.scheduling.least_cost import delayed, prefill_s
 from epp.picker.scheduling.schedule import Choice
 
 
@@ -40,16 +40,17 @@ class ShownCandidates(Struct, frozen=True, eq=False, gc=False):
         )
         numbers: list[Any] = [None if column is None else column[place].item() for column in columns]
         cached, uncached, undone, in_flight, waiting, kv_usage, rate, score_s, load_s, share = numbers
-        tokens = weighed.request.prompt_tokens
-        parts_s = cost_parts_s(undone, uncached, tokens, in_flight, rate, load_s=load_s, cost=self.spec.cost)
-        parts_s["failing"] = self.spec.failures.cost_seconds * (share or 0.0)
-        if score_s is not None and not isnan(score_s):
-            # Others pay a part of the tokens of a further copy: of their prefill and of what it stalls alike.
-            spared_s, weight = sum(parts_s.values()) - score_s, self.spec.cost.uncached_token_weight
-            each_s = weight + self.spec.cost.stalled_request_weight * in_flight
-            of_prefill_s = spared_s * weight / each_s if each_s else 0.0
-            parts_s["prefill"] -= of_prefill_s
-            parts_s["stall"] -= spared_s - of_prefill_s
+        failing_s, wait_s, load_s = (
+            self.spec.failures.cost_seconds * (share or 0.0),
+            undone / rate,
+            load_s or 0.0,
+        )
+        weight, stall = self.spec.cost.uncached_token_weight, self.spec.cost.stalled_request_weight
+        others_s = float(delayed(wait_s, in_flight, stall=stall, arrivals_per_s=choice.arrivals_per_s))
+        own_s: float = prefill_s(uncached, weighed.request.prompt_tokens, rate)
+        known = score_s is not None and not isnan(score_s)
+        if known and weight + others_s:  # less than the whole prefill if others pay a part of a further copy
+            own_s = (score_s - failing_s - wait_s) / (weight + others_s) - load_s
         slot = seen.slots[place]
         return Candidate(
             name=seen.roster.names[slot],
@@ -61,7 +62,13 @@ class ShownCandidates(Struct, frozen=True, eq=False, gc=False):
             waiting=None if isnan(waiting) else int(waiting),
             kv_usage=None if isnan(kv_usage) else kv_usage,
             prefill_tokens_per_s=rate,
-            score_s=0.0 if score_s is None or isnan(score_s) else score_s,
-            parts_s=parts_s,
+            score_s=score_s if known else 0.0,
+            parts_s={
+                "backlog": wait_s,
+                "prefill": own_s * weight,
+                "stall": (own_s + load_s) * others_s,
+                "lora": load_s * weight,
+                "failing": failing_s,
+            },
             excluded=choice.why_excluded(place),
         )

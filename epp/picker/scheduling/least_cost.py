@@ -2,7 +2,7 @@
 memory of the picker's own requests.
 
 The price is one expression, the same for one server's numbers and for columns of them. `prefilling` uses
-it for the price of a prefill elsewhere, and `candidates` for the parts that people see.
+it for the price of a prefill elsewhere, and `candidates` shows its parts.
 
 The memory shows what to expect of later requests: `Demand` knows when each prefix was last asked for. A
 request counts from the moment in which it is booked, until a server refuses it. The number of prefixes, and
@@ -19,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 from msgspec import Struct
 
-from epp.config.policy import Cost, PolicySpec
+from epp.config.policy import PolicySpec
 from epp.picker.scheduling.schedule import Choice, Rule, Weighed, equals_apart, fewest, first_of
 from epp.picker.scheduling.snapshot import MOST_KEPT, Floats, SentPick
 
@@ -42,55 +42,49 @@ _TWICE_AS_LONG = 65_536
 operations as all else at 30,000 tokens in an 8B model, and at 53,000 in a 70B model.
 """
 
+_JOIN_S = 0.5
+"""Later requests go to other servers if a queue is longer than this."""
+_LATELY_S = 20.0
+"""The requests of this time show how many come."""
+
 N = TypeVar("N", float, Floats)
 """One number, or a column of them."""
 
 
 def cost_s(
-    undone_tokens: N,
-    uncached_tokens: N,
-    prompt_tokens: int,
+    wait_s: N,
+    own_s: N,
     in_flight: N,
-    rate: N,
     *,
-    load_s: N | None = None,
-    weight: N | float = 0.0,
-    stall: N | float = 0.0,
+    weight: N | float,
+    stall: N | float,
+    arrivals_per_s: float = 0.0,
 ) -> N:
-    """Return the cost by the least-cost rule: B / V + (U' / V + T) (w + k L). Takes columns or numbers.
+    """Return the cost: B / V + (U / V + T) (w + k L + a min(B / V, 0.5 s)). Takes columns or numbers.
 
-    U' is U, but tokens late in the prompt count more, since their attention reads all before them. The
-    prefill of a prompt, and the loading of an adapter (T), delay the request itself and the requests that
-    wait behind it (w). They also stall the answers that the server is writing (k for each request in flight).
+    wait_s: B / V. own_s: U / V + T, the prefill of the prompt and the loading of its adapter, which delay the
+    request itself (w) and others (`delayed`).
+    """
+    return wait_s + own_s * (weight + delayed(wait_s, in_flight, stall=stall, arrivals_per_s=arrivals_per_s))
+
+
+def prefill_s(uncached_tokens: N, prompt_tokens: int, rate: N) -> N:
+    """Return the time of a prefill: U / V, but tokens late in the prompt count more, since their attention
+    reads all before them.
     """
     # They stand at `prompt_tokens - uncached_tokens / 2` in the mean.
     late = 1 + prompt_tokens / _TWICE_AS_LONG - uncached_tokens * (0.5 / _TWICE_AS_LONG)
-    own_s = uncached_tokens * late / rate
-    if load_s is not None:
-        own_s = own_s + load_s
-    return undone_tokens / rate + own_s * (weight + stall * in_flight)
+    return uncached_tokens * late / rate
 
 
-def cost_parts_s(
-    undone_tokens: float,
-    uncached_tokens: float,
-    prompt_tokens: int,
-    in_flight: float,
-    rate: float,
-    *,
-    load_s: float | None,
-    cost: Cost,
-) -> dict[str, float]:
-    """Return the parts that add up to one candidate's `cost_s`. Each part is the same expression with only
-    one cause of cost left in.
+def delayed(wait_s: N, in_flight: N, *, stall: N | float, arrivals_per_s: float) -> N:
+    """Return the seconds that others lose by a second of prefill: k L + a min(B / V, 0.5 s).
+
+    The prefill stalls the answers that the server is writing (k for each request in flight), and delays the
+    requests that will come while this one waits (a in each second).
     """
-    weight, stall = cost.uncached_token_weight, cost.stalled_request_weight
-    return {
-        "backlog": cost_s(undone_tokens, 0.0, 0, in_flight, rate),
-        "prefill": cost_s(0.0, uncached_tokens, prompt_tokens, in_flight, rate, weight=weight),
-        "stall": cost_s(0.0, uncached_tokens, prompt_tokens, in_flight, rate, load_s=load_s, stall=stall),
-        "lora": cost_s(0.0, 0.0, 0, in_flight, rate, load_s=load_s, weight=weight),
-    }
+    joined_s: N = np.minimum(wait_s, _JOIN_S)
+    return stall * in_flight + arrivals_per_s * joined_s
 
 
 class LeastCost(Rule):
@@ -118,15 +112,17 @@ class LeastCost(Rule):
 
     def rank(self, weighed: Weighed) -> Choice:
         seen, uncached = weighed.seen, weighed.uncached_tokens
+        own_s = prefill_s(_paid_tokens(weighed, self.demand), weighed.request.prompt_tokens, seen.rate)
+        if weighed.load_s is not None:
+            own_s = own_s + weighed.load_s
+        arrivals_per_s = self.demand.per_s(now=weighed.request.at) / len(uncached)
         score_s = cost_s(
-            seen.undone_tokens,
-            _paid_tokens(weighed, self.demand),
-            weighed.request.prompt_tokens,
+            seen.undone_tokens / seen.rate,
+            own_s,
             seen.in_flight,
-            seen.rate,
-            load_s=weighed.load_s,
             weight=self._weight,
             stall=self._stall,
+            arrivals_per_s=arrivals_per_s,
         )
         if seen.failure_share is not None:
             score_s = score_s + self._failure_s * seen.failure_share
@@ -136,9 +132,10 @@ class LeastCost(Rule):
             places = first_of(fewest(counting_s, self._rng)[0], places)
         first = places[0]
         if uncached[first] < weighed.request.prompt_tokens:
-            return Choice(weighed, places, "prefix", score_s)
-        holds = seen.has_adapter is not None and seen.has_adapter[first]
-        return Choice(weighed, places, "lora" if holds else "load", score_s)
+            reason = "prefix"
+        else:
+            reason = "lora" if seen.has_adapter is not None and seen.has_adapter[first] else "load"
+        return Choice(weighed, places, reason, score_s, arrivals_per_s=arrivals_per_s)
 
     def _of_few(self, score_s: Floats, weighed: Weighed, first: int) -> Floats:
         """Return the scores when other pickers have sent many requests that this picker does not know of yet.
@@ -247,6 +244,12 @@ class Demand:
         _remove(last.times, at)
         if not last.times:
             del self._by_prefix[prefix]
+
+    def per_s(self, *, now: float) -> float:
+        """Return how many requests came in a second lately."""
+        first = bisect_left(self._times, now - _LATELY_S)
+        count = len(self._times) - first
+        return count / max(2.0, now - self._times[first]) if count else 0.0
 
     def __contains__(self, prefix: int) -> bool:
         return prefix in self._by_prefix

@@ -83,6 +83,8 @@ class Choice(Struct, frozen=True, eq=False, gc=False):
     no costs."""
     excluded: dict[str, Bools] = {}
     """The candidates that were not considered, by reason (failing, refusing, or the threshold)."""
+    arrivals_per_s: float = 0.0
+    """a: the requests that came to each server in a second lately, for rules that predict costs."""
 
     def why_excluded(self, place: int) -> str:
         """Return why a candidate was excluded. Empty: the candidate was considered."""
@@ -97,6 +99,7 @@ class Choice(Struct, frozen=True, eq=False, gc=False):
             self.reason,
             None if self.score_s is None else self.score_s[index],
             {name: over[index] for name, over in self.excluded.items()},
+            self.arrivals_per_s,
         )
 
 
@@ -283,7 +286,7 @@ class Scheduler:
             if excluded:
                 each_s[any_of(excluded)] = np.inf
             places, reason = first_of(int(each_s.argmin()), places), "deadline"
-        return Choice(weighed, places, reason, ranked.score_s, excluded)
+        return Choice(weighed, places, reason, ranked.score_s, excluded, ranked.arrivals_per_s)
 
     def _excluded(self, snapshot: Snapshot, over: dict[str, Bools]) -> tuple[dict[str, Bools], bool]:
         """Return the candidates that are excluded, by reason, and whether all candidates that do not fail are
@@ -319,4 +322,4 @@ class Scheduler:
         if ranked.score_s is not None:
             score_s = np.full(len(seen), np.nan)
             score_s[light] = ranked.score_s
-        return Choice(weighed, places, ranked.reason, score_s)
+        return Choice(weighed, places, ranked.reason, score_s, arrivals_per_s=ranked.arrivals_per_s)

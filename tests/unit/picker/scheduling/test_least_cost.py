@@ -6,9 +6,11 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from epp.base.types import EndpointName
-from epp.picker.scheduling.least_cost import Demand, LeastCost, cost_parts_s
+from epp.picker.scheduling.candidates import ShownCandidates
+from epp.picker.scheduling.least_cost import Demand, LeastCost
 from epp.picker.scheduling.schedule import MOST
 from epp.picker.scheduling.snapshot import SentPick
 from tests.invariants.picker import check_demand
@@ -28,51 +30,55 @@ def first(seen: list[SeenEndpoint], *, seed: int, unreported_picks: float, adapt
     return ranked.places[0]
 
 
+def with_arrivals(count: int) -> LeastCost:
+    """Return a rule that has just sent so many requests, within two seconds."""
+    rule = LeastCost(SPEC, random.Random(0))
+    for _ in range(count):
+        rule.committed(SentPick(EndpointName("a"), -2.0))
+    return rule
+
+
 def test_the_cost_is_backlog_and_own_work_with_its_stall_price() -> None:
     one = SeenEndpoint("a", cached=400, backlog=500.0, in_flight=2, rate=2000.0, free_slot=True)
-    score_s = rule_of("least-cost").rank(weighed([one], adapter="x")).score_s
+    choice = with_arrivals(6).rank(weighed([one], adapter="x"))
     late = 1 + 700 / 65_536  # the uncached tokens stand at 700 in the mean
-    assert score_s == pytest.approx([500 / 2000 + (600 / 2000 * late + 0.5) * (1 + 0.15 * 2)])
-    parts = cost_parts_s(500.0, 600.0, 1000, 2.0, 2000.0, load_s=0.5, cost=SPEC.cost)
-    stall = (0.3 * late + 0.5) * 0.15 * 2
-    assert parts == pytest.approx({"backlog": 0.25, "prefill": 0.3 * late, "stall": stall, "lora": 0.5})
+    assert choice.score_s == pytest.approx([0.25 + (0.3 * late + 0.5) * (1 + 0.15 * 2 + 3 * 0.25)])
+    parts = {"backlog": 0.25, "prefill": 0.3 * late, "stall": (0.3 * late + 0.5) * 1.05, "lora": 0.5}
+    for shown in (choice, replace(choice, score_s=None)):
+        (candidate,) = ShownCandidates(shown, SPEC, best_cached_tokens=400)
+        assert candidate.parts_s == pytest.approx(parts | {"failing": 0.0})
 
 
 @given(
-    matched=st.integers(0, 1000),
-    backlog=st.floats(0, 1e6),
-    in_flight=st.integers(0, 100),
-    rate=st.floats(1, 1e5),
-    has_adapter=st.booleans(),
-    free_slot=st.booleans(),
+    one=st.builds(
+        SeenEndpoint,
+        st.just("a"),
+        cached=st.integers(0, 1000),
+        backlog=st.floats(0, 1e6),
+        in_flight=st.integers(0, 100),
+        rate=st.floats(1, 1e5),
+        has_adapter=st.booleans(),
+        free_slot=st.booleans(),
+    ),
+    arrivals=st.integers(0, 100),
     adapter=st.sampled_from(["", "x"]),
 )
-def test_the_shown_parts_sum_to_the_score(
-    *,
-    matched: int,
-    backlog: float,
-    in_flight: int,
-    rate: float,
-    has_adapter: bool,
-    free_slot: bool,
-    adapter: str,
-) -> None:
-    one = SeenEndpoint(
-        "a",
-        cached=matched,
-        backlog=backlog,
-        in_flight=in_flight,
-        rate=rate,
-        has_adapter=has_adapter,
-        free_slot=free_slot,
-    )
-    given = weighed([one], adapter=adapter)
-    score_s = rule_of("least-cost").rank(given).score_s
-    load_s = float(given.load_s[0]) if given.load_s is not None else None
-    parts = cost_parts_s(
-        backlog, 1000.0 - matched, 1000, float(in_flight), rate, load_s=load_s, cost=SPEC.cost
-    )
-    assert score_s == pytest.approx([sum(parts.values())])
+def test_the_shown_parts_sum_to_the_score(*, one: SeenEndpoint, arrivals: int, adapter: str) -> None:
+    choice = with_arrivals(arrivals).rank(weighed([one], adapter=adapter))
+    for shown in (choice, replace(choice, score_s=None)):
+        (candidate,) = ShownCandidates(shown, SPEC, best_cached_tokens=one.cached)
+        assert choice.score_s == pytest.approx([sum(candidate.parts_s.values())])
+
+
+def test_a_long_prefill_avoids_a_queue_that_others_will_join() -> None:
+    seen = [SeenEndpoint("queue", 1000, backlog=1000.0), SeenEndpoint("idle")]
+    # 1 + 2 x (1 + 2 / 65.536) (1 + 0.5 a) against 3 (1 + 1.5 / 65.536) = 3.07
+    assert order(with_arrivals(0), seen, prompt=3000)[0] == "queue"
+    assert order(with_arrivals(1), seen, prompt=3000)[0] == "idle"
+    # Few join a long queue: 9 + 2 x (1 + 11 / 65.536) (1 + 0.5 a) against 12 (1 + 6 / 65.536) = 13.1
+    seen = [SeenEndpoint("queue", 10_000, backlog=9000.0), SeenEndpoint("idle")]
+    assert order(with_arrivals(5), seen, prompt=12_000)[0] == "queue"
+    assert order(with_arrivals(7), seen, prompt=12_000)[0] == "idle"
 
 
 def test_long_prompts_avoid_servers_whose_answers_they_would_stall() -> None:
@@ -180,9 +186,6 @@ def test_servers_with_queues_beyond_all_unreported_requests_are_not_drawn() -> N
     assert set(taken) == {0, 1}
 
 
-# -- adapters ------------------------------------------------------------------------------------------------
-
-
 def came(demand: Demand, prefix: int, *, now: float, most_s: float = 99.0) -> object:
     return demand.between(prefix, now - most_s, now + 0.5) if prefix in demand else None
 
@@ -195,6 +198,7 @@ def test_requests_for_a_prefix_and_all_since_are_counted() -> None:
     demand.asked(0, now=3.0)
     demand.asked(7, now=4.0)
     assert came(demand, 7, now=4.0) == (2, 4)
+    assert demand.per_s(now=22.0) == 3 / 20, "the first one was too long ago"
     assert came(demand, 7, now=4.0, most_s=2.0) == (1, 1)
     assert came(demand, 7, now=5.0, most_s=0.5) == (0, 0)
     assert came(demand, 8, now=4.0) == (1, 3)
@@ -236,3 +240,4 @@ def test_requests_that_no_server_computed_leave_no_trace_in_the_demand() -> None
     for most_s in (5041.0, 5019.0):
         figures = [came(each, 1, now=5040.0, most_s=most_s) for each in (asked, never)]
         assert figures[0] == figures[1] != (0, 0)
+    assert asked.per_s(now=50.0) == never.per_s(now=50.0) > 0

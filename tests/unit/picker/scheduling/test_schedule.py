@@ -217,16 +217,7 @@ def shown(
 
 
 def test_a_candidate_shows_the_numbers_that_the_rule_used() -> None:
-    heavy = SeenEndpoint(
-        "a",
-        cached=128,
-        backlog=5000.7,
-        in_flight=2,
-        waiting=9,
-        kv_usage=0.5,
-        rate=10_000.0,
-        has_adapter=False,
-    )
+    heavy = SeenEndpoint("a", cached=128, backlog=5000.7, in_flight=2, waiting=9, kv_usage=0.5, rate=10_000.0)
     candidate = shown([heavy, SeenEndpoint("b")], adapter="sql")[1]
     assert (candidate.name, candidate.address) == ("a", Address("10.0.0.1", 8000))
     assert (candidate.matched_tokens, candidate.uncached_tokens, candidate.backlog_tokens) == (128, 872, 5000)
