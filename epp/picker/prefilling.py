@@ -128,12 +128,14 @@ def computed_elsewhere(
     if lacking < spec.disaggregation.min_uncached_tokens:
         return None
     rate = float(answering.rate[chosen])
-    here_s = cost_s(
-        float(answering.undone_tokens[chosen]) / rate,
-        prefill_s(lacking, request.prompt_tokens, rate),
-        float(answering.in_flight[chosen]),
-        weight=spec.cost.uncached_token_weight,
-        stall=spec.cost.stalled_request_weight,
+    here_s = float(
+        cost_s(
+            float(answering.undone_tokens[chosen]) / rate,
+            prefill_s(lacking, request.prompt_tokens, rate),
+            float(answering.in_flight[chosen]),
+            weight=spec.cost.uncached_token_weight,
+            stall=spec.cost.stalled_request_weight,
+        )
     )
     uncached, moving = uncached_tokens(request, spec.gain), spec.disaggregation
     moving_s = (

@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -57,6 +58,7 @@ def test_the_price_elsewhere_has_the_transfer_of_missing_tokens() -> None:
     assert chosen is not None
     place, found = chosen
     assert found.instead_of_s == pytest.approx(2.0 * late(3000) * (1 + 0.1 * 40))
+    assert msgspec.json.encode(found), "msgspec writes no numbers of numpy"
     assert found.transfer_s == 0.5 + 2.0
     assert found.cost_s == pytest.approx(0.5 + 3.0 * late(2500) + 2.5), (
         "its backlog, its own 3,000 tokens, the transfer"
