@@ -160,6 +160,8 @@ def running_node(
     finally:
         if sys.exception() is not None:
             say(f"the log of node {name} ends with\n{_log_tail(folder)}")
+            for path in sorted((folder / "logs").glob("*.log")):
+                say(f"{path.name} ends with\n{path.read_text(errors='replace')[-1000:]}")
         process.kill()
         process.wait()
         if network is not None:
