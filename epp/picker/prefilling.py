@@ -172,9 +172,10 @@ def _prices_s(uncached: Floats, prompt_tokens: int, prefilling: Snapshot, spec: 
     prompts, unless the endpoint writes answers too.
     """
     answers = np.where(prefilling.roster.answers[prefilling.at], prefilling.in_flight, 0.0)
-    own_s, load_s = prefill_s(uncached, prompt_tokens, prefilling.rate), spec.lora.load_seconds
-    if (loads_s := loading_s(prefilling, load_s=load_s)) is not None:
-        own_s = own_s + loads_s
+    own_s = prefill_s(uncached, prompt_tokens, prefilling.rate)
+    load_s = loading_s(prefilling, load_s=spec.lora.load_seconds)
+    if load_s is not None:
+        own_s = own_s + load_s
     price_s: Floats = cost_s(
         prefilling.undone_tokens / prefilling.rate,
         own_s,

@@ -165,7 +165,7 @@ class Mark:
         self.tried_at, self.picks = now, 0
 
     def allow_trial(self, trial_s: float, *, now: float) -> None:
-        """Let the next request be a trial, unless the last probe failed: a part of its answers is good."""
+        """Let the next request be a trial, unless the last probe failed: the server is then good in part."""
         self.tried_at = now - _LONGEST_TRIALS * trial_s
 
     def trial_is_due(self, settings: FailureSettings, *, now: float) -> bool:

@@ -40,11 +40,8 @@ class ShownCandidates(Struct, frozen=True, eq=False, gc=False):
         )
         numbers: list[Any] = [None if column is None else column[place].item() for column in columns]
         cached, uncached, undone, in_flight, waiting, kv_usage, rate, score_s, load_s, share = numbers
-        failing_s, wait_s, load_s = (
-            self.spec.failures.cost_seconds * (share or 0.0),
-            undone / rate,
-            load_s or 0.0,
-        )
+        failing_s = self.spec.failures.cost_seconds * (share or 0.0)
+        wait_s, load_s = undone / rate, load_s or 0.0
         weight, stall = self.spec.cost.uncached_token_weight, self.spec.cost.stalled_request_weight
         others_s = float(delayed(wait_s, in_flight, stall=stall, arrivals_per_s=choice.arrivals_per_s))
         own_s: float = prefill_s(uncached, weighed.request.prompt_tokens, rate)

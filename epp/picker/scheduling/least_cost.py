@@ -4,9 +4,9 @@ memory of the picker's own requests.
 The price is one expression, the same for one server's numbers and for columns of them. `prefilling` uses
 it for the price of a prefill elsewhere, and `candidates` shows its parts.
 
-The memory shows what to expect of later requests: `Demand` knows when each prefix was last asked for. A
-request counts from the moment in which it is booked, until a server refuses it. The number of prefixes, and
-of requests of each prefix, is bounded. `rules` has the other rules.
+The memory shows what to expect of later requests: `Demand` knows when each prefix was last asked for, and how
+many requests come. A request counts from the moment in which it is booked, until a server refuses it. The
+number of prefixes, and of requests of each prefix, is bounded. `rules` has the other rules.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ operations as all else at 30,000 tokens in an 8B model, and at 53,000 in a 70B m
 _JOIN_S = 0.5
 """Later requests go to other servers if a queue is longer than this."""
 _LATELY_S = 20.0
-"""The requests of this time show how many come."""
+"""How many requests come is counted over this time."""
 
 N = TypeVar("N", float, Floats)
 """One number, or a column of them."""
@@ -199,7 +199,7 @@ class _Last(Struct, eq=False, gc=False):
 
 class Demand:
     """Remembers when each prefix was last asked for, so that the rule can predict whether a further copy of
-    the prefix will be used.
+    the prefix will be used, and when the last requests came, so that it can predict how many will come.
 
     A prefix is known here by the hash of the last chunk that any server held when a request came. A request
     counts from the moment at which it comes, but only a request that was served makes others forgotten. The
