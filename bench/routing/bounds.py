@@ -22,7 +22,7 @@ from model_server.sim.fleet import Fleet, Outcome
 from model_server.sim.prompts import block_names
 from model_server.sim.request import SimRequest
 
-_STALL = 0.15  # k of the default rule
+_STALL, _JOIN_S = 0.15, 0.5  # k of the default rule, and the bound of its term a
 _OPEN = "none,b2b,tenants,hot,conversation,lora,retrieval,fan-out,reasoning,classification,documents,bursts,forks,clock"
 _SETTING = Setting(num_servers=3, scale=0.05, scrape_interval_s=1.0)
 
@@ -33,11 +33,12 @@ class Planned:
     def __init__(self, plan: Mapping[int, str] | None) -> None:
         self._plan = plan
         self.engines: Mapping[str, SimEngine] = {}
+        self.arrivals_per_s = 0.0
 
     def route(self, request: SimRequest, *, now: float) -> str | None:
         if self._plan is not None:
             return self._plan[request.request_id]
-        return min(self.engines, key=lambda name: cost_s(self.engines[name], request))
+        return min(self.engines, key=lambda n: cost_s(self.engines[n], request, self.arrivals_per_s))
 
     def set_servers(self, names: Sequence[str], *, restarted: str, now: float) -> None:
         """Do nothing, like all methods below: this router knows the servers themselves."""
@@ -49,8 +50,8 @@ class Planned:
     def scraped(self, scraper: int, server: str, page: Snapshot, *, now: float) -> None: ...
 
 
-def cost_s(engine: SimEngine, request: SimRequest) -> float:
-    """Return B + U (1 + k L) in seconds. L: the requests that will still be answered after the backlog."""
+def cost_s(engine: SimEngine, request: SimRequest, arrivals_per_s: float) -> float:
+    """Return B + U (1 + k L + a min(B, 0.5 s)). L: the requests that will be answered after the backlog."""
     size, costs = engine.shape.block_tokens, engine.shape.costs
     coming: set[BlockHash] = set()
     backlog_s = 0.0
@@ -64,7 +65,8 @@ def cost_s(engine: SimEngine, request: SimRequest) -> float:
     tokens = request.num_prompt_tokens
     cached = size * _held(engine, names, coming, tokens)
     own_s = costs.prefill_s(start=cached, num_tokens=tokens - cached)
-    return (backlog_s + own_s * (1 + _STALL * answered)) / costs.speed
+    delayed = _STALL * answered + arrivals_per_s * min(backlog_s, _JOIN_S)
+    return (backlog_s + own_s * (1 + delayed)) / costs.speed
 
 
 def _held(engine: SimEngine, names: Sequence[BlockHash], coming: set[BlockHash], tokens: int) -> int:
@@ -80,6 +82,7 @@ def outcome_by(router: Planned, run: Run) -> Outcome:
     plan = plan_of(run.setting, spec, arrivals_s=arrivals_s)
     fleet = Fleet(plan, router=router, workload=workload, rng=random.Random(run.seed))
     router.engines = fleet.engines
+    router.arrivals_per_s = run.load * run.capacity_per_s / run.setting.num_servers
     return fleet.run()
 
 
@@ -105,9 +108,7 @@ def main() -> None:
     parser.add_argument("--workloads", default=_OPEN, metavar="A,B", help="open loops only")
     parser.add_argument("--moves", type=int, default=1000, help="moves of one request that the search tries")
     args = parser.parse_args()
-    print(
-        "| workload | load | least-cost | oracle | best other rule | clairvoyant, s |\n" + "| --- " * 6 + "|"
-    )
+    print("| workload | load | least-cost | oracle | best other | clairvoyant, s |\n" + "| --- " * 6 + "|")
     for workload in args.workloads.split(","):
         rate = {workload: calibrate(workload, _SETTING)}
         for load in (0.8, 1.2):
