@@ -13,6 +13,7 @@ import random
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from epp.base.types import PREFILLER, ApiKind
 from epp.config.policy import PolicySpec
@@ -21,9 +22,17 @@ from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.marks import Proof, is_fault
 from epp.picker.events import Pick, PrefillEnded, PrefillJob
 from epp.picker.fleet_news import FleetNews
-from epp.picker.scheduling.least_cost import cost_s, prefill_s
-from epp.picker.scheduling.schedule import Choice, any_of, fewest, loading_s, over_limits, uncached_tokens
-from epp.picker.scheduling.snapshot import Floats, SchedulingRequest, Snapshot
+from epp.picker.scheduling.least_cost import LeastCost
+from epp.picker.scheduling.schedule import (
+    Choice,
+    Weighed,
+    any_of,
+    fewest,
+    loading_s,
+    over_limits,
+    uncached_tokens,
+)
+from epp.picker.scheduling.snapshot import SchedulingRequest, Snapshot
 from epp.picker.server_caches import Prompt
 
 _KINDS: Final = frozenset({ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.RESPONSES})
@@ -123,25 +132,24 @@ def computed_elsewhere(
 
     request: the request as prefill endpoints see it, with a cached part for each place in `prefilling`.
     """
-    chosen, answering = choice.places[0], choice.weighed.seen
+    chosen = choice.places[0]
     lacking = float(choice.weighed.uncached_tokens[chosen])
     if lacking < spec.disaggregation.min_uncached_tokens:
         return None
-    rate = float(answering.rate[chosen])
-    here_s = float(
-        cost_s(
-            float(answering.undone_tokens[chosen]) / rate,
-            prefill_s(lacking, request.prompt_tokens, rate),
-            float(answering.in_flight[chosen]),
-            weight=spec.cost.uncached_token_weight,
-            stall=spec.cost.stalled_request_weight,
-        )
-    )
+    # The answering endpoint has to load the adapter, and may fail, in either case.
+    here = choice.weighed.narrowed(np.array([chosen]))
+    here = replace(here, seen=replace(here.seen, failure_share=None), load_s=None)
+    rule = LeastCost(spec, rng)
+    here_s = float(rule.prices_s(here, here.uncached_tokens)[0])
     uncached, moving = uncached_tokens(request, spec.gain), spec.disaggregation
     moving_s = (
         moving.overhead_seconds + lacking * moving.kv_bytes_per_token / moving.transfer_bytes_per_second
     )
-    prices_s = _prices_s(uncached, request.prompt_tokens, prefilling, spec) + moving_s
+    # Its requests in flight are other prompts, unless the endpoint writes answers too.
+    answers = np.where(prefilling.roster.answers[prefilling.at], prefilling.in_flight, 0.0)
+    load_s = loading_s(prefilling, load_s=spec.lora.load_seconds)
+    weighed = Weighed(replace(prefilling, in_flight=answers), request, uncached, load_s)
+    prices_s = rule.prices_s(weighed, uncached) + moving_s
     if prefilling.trials:
         place = prefilling.trials[0]
     else:
@@ -165,24 +173,3 @@ def computed_elsewhere(
         cost_s=price_s,
         instead_of_s=here_s,
     )
-
-
-def _prices_s(uncached: Floats, prompt_tokens: int, prefilling: Snapshot, spec: PolicySpec) -> Floats:
-    """Return the price of computing the prompt at each prefill endpoint. Its requests in flight are other
-    prompts, unless the endpoint writes answers too.
-    """
-    answers = np.where(prefilling.roster.answers[prefilling.at], prefilling.in_flight, 0.0)
-    own_s = prefill_s(uncached, prompt_tokens, prefilling.rate)
-    load_s = loading_s(prefilling, load_s=spec.lora.load_seconds)
-    if load_s is not None:
-        own_s = own_s + load_s
-    price_s: Floats = cost_s(
-        prefilling.undone_tokens / prefilling.rate,
-        own_s,
-        answers,
-        weight=spec.cost.uncached_token_weight,
-        stall=spec.cost.stalled_request_weight,
-    )
-    if prefilling.failure_share is not None:
-        price_s = price_s + spec.failures.cost_seconds * prefilling.failure_share
-    return price_s

@@ -1,8 +1,8 @@
 """The default rule, `least-cost`: its price, which is the cost of a prompt at a server in seconds, and its
 memory of the picker's own requests.
 
-The price is one expression, the same for one server's numbers and for columns of them. `prefilling` uses
-it for the price of a prefill elsewhere, and `candidates` shows its parts.
+The price is one expression over columns. `prefilling` uses it for the price of a prefill elsewhere, and
+`candidates` shows its parts.
 
 The memory shows what to expect of later requests: `Demand` knows when each prefix was last asked for, and how
 many requests come. A request counts from the moment in which it is booked, until a server refuses it. The
@@ -51,23 +51,6 @@ N = TypeVar("N", float, Floats)
 """One number, or a column of them."""
 
 
-def cost_s(
-    wait_s: N,
-    own_s: N,
-    in_flight: N,
-    *,
-    weight: N | float,
-    stall: N | float,
-    arrivals_per_s: float = 0.0,
-) -> N:
-    """Return the cost: B / V + (U / V + T) (w + k L + a min(B / V, 0.5 s)). Takes columns or numbers.
-
-    wait_s: B / V. own_s: U / V + T, the prefill of the prompt and the loading of its adapter, which delay the
-    request itself (w) and others (`delayed`).
-    """
-    return wait_s + own_s * (weight + delayed(wait_s, in_flight, stall=stall, arrivals_per_s=arrivals_per_s))
-
-
 def prefill_s(uncached_tokens: N, prompt_tokens: int, rate: N) -> N:
     """Return the time of a prefill: U / V, but tokens late in the prompt count more, since their attention
     reads all before them.
@@ -88,7 +71,7 @@ def delayed(wait_s: N, in_flight: N, *, stall: N | float, arrivals_per_s: float)
 
 
 class LeastCost(Rule):
-    """Chooses the least predicted cost in seconds (`cost_s`)."""
+    """Chooses the least predicted cost in seconds (`prices_s`)."""
 
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         super().__init__(spec, rng)
@@ -112,20 +95,9 @@ class LeastCost(Rule):
 
     def rank(self, weighed: Weighed) -> Choice:
         seen, uncached = weighed.seen, weighed.uncached_tokens
-        own_s = prefill_s(_paid_tokens(weighed, self.demand), weighed.request.prompt_tokens, seen.rate)
-        if weighed.load_s is not None:
-            own_s = own_s + weighed.load_s
         arrivals_per_s = self.demand.per_s(now=weighed.request.at) / len(uncached)
-        score_s = cost_s(
-            seen.undone_tokens / seen.rate,
-            own_s,
-            seen.in_flight,
-            weight=self._weight,
-            stall=self._stall,
-            arrivals_per_s=arrivals_per_s,
-        )
-        if seen.failure_share is not None:
-            score_s = score_s + self._failure_s * seen.failure_share
+        paid = _paid_tokens(weighed, self.demand)
+        score_s = self.prices_s(weighed, paid, arrivals_per_s=arrivals_per_s)
         places = equals_apart(fewest(score_s, self._rng), score_s, weighed)
         if seen.unreported_picks > _LOOKING_AT_ONE:
             counting_s = self._of_few(score_s, weighed, places[0])
@@ -136,6 +108,24 @@ class LeastCost(Rule):
         else:
             reason = "lora" if seen.has_adapter is not None and seen.has_adapter[first] else "load"
         return Choice(weighed, places, reason, score_s, arrivals_per_s=arrivals_per_s)
+
+    def prices_s(self, weighed: Weighed, paid_tokens: Floats, *, arrivals_per_s: float = 0.0) -> Floats:
+        """Return the cost at each candidate: B / V + (U / V + T) (w + k L + a min(B / V, 0.5 s)), and more if
+        its answers fail.
+
+        B / V is the wait. U / V + T, the prefill of the prompt and the loading of its adapter, delay the
+        request itself (w) and others (`delayed`). paid_tokens: U.
+        """
+        seen = weighed.seen
+        wait_s = seen.undone_tokens / seen.rate
+        own_s = prefill_s(paid_tokens, weighed.request.prompt_tokens, seen.rate)
+        if weighed.load_s is not None:
+            own_s = own_s + weighed.load_s
+        others_s = delayed(wait_s, seen.in_flight, stall=self._stall, arrivals_per_s=arrivals_per_s)
+        price_s: Floats = wait_s + own_s * (self._weight + others_s)
+        if seen.failure_share is not None:
+            price_s = price_s + self._failure_s * seen.failure_share
+        return price_s
 
     def _of_few(self, score_s: Floats, weighed: Weighed, first: int) -> Floats:
         """Return the scores when other pickers have sent many requests that this picker does not know of yet.
