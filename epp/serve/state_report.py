@@ -22,7 +22,8 @@ def endpoints_of(
         endpoint = state.endpoint
         name, rate, ejected = endpoint.name, state.tokens_per_s, sick.get(state, "")
         mirror = picker.caches.table.mirrors[name]
-        metrics = state.fresh(now=now, stale_after_s=stale_s)
+        page = state.metrics
+        metrics = page if page is not None and now - page.scraped_at <= stale_s else None
         target, tokens = scraped.get(name), picker.caches.token_estimate(state.model)
         answered_at = target.answered_at if target else None
         found.append(

@@ -69,7 +69,7 @@ def _check_away(away: AwayModels) -> None:
 
 def _check_answers(answers: Answers) -> None:
     assert len(answers.served) <= MOST_KEPT
-    assert all(0 < account.noes <= MOST_ENDS for _, _, _, account, _ in answers._noes)
+    assert all(0 < account.noes <= MOST_ENDS for _, _, account, _ in answers._noes)
 
 
 def check_failures(failures: FailingServers) -> None:

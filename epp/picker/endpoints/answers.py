@@ -5,10 +5,10 @@ byte, which had no token, and which servers answer well.
 `failures` decides what follows. Pure: times are monotonic seconds.
 """
 
-import heapq
+from bisect import insort
 from collections import OrderedDict
-from itertools import count
 from math import inf
+from operator import itemgetter
 from typing import Literal
 
 from epp.base.types import EndpointMetrics
@@ -43,10 +43,9 @@ class Answers:
         self.served: OrderedDict[tuple[str, int], tuple[EndpointState, EndpointState]] = OrderedDict()
         """The last two servers that answered for each model and path that was asked for lately. The same one
         twice: no other has answered."""
-        self._noes: list[tuple[float, int, EndpointState, Account, int]] = []
-        """Requests that ended without a token, as a heap by the time when a real answer would have ended.
-        Each has a number of its own, and the tokens that its server was to compute."""
-        self._numbers = count()
+        self._noes: list[tuple[float, EndpointState, Account, int]] = []
+        """Requests that ended without a token, in the order of the times when real answers would have ended,
+        each with the tokens that its server was to compute."""
         self._last_no_at = self._looked_at = -inf
         self._lasts_s = 1.0
         """From a request to the end of its answer, for answers that do not end at once."""
@@ -144,13 +143,12 @@ class Answers:
         if account.noes < MOST_ENDS:
             account.noes += 1
             account.no_tokens += tokens
-            until = sent_at + self._lasts_s
-            heapq.heappush(self._noes, (until, next(self._numbers), state, account, tokens))
+            insort(self._noes, (sent_at + self._lasts_s, state, account, tokens), key=itemgetter(0))
 
     def noes(self, *, now: float) -> bool:
         """Forget requests to which a real answer would have ended. Return whether there are noes to count."""
         while self._noes and self._noes[0][0] <= now:
-            _, _, state, account, tokens = heapq.heappop(self._noes)
+            _, state, account, tokens = self._noes.pop(0)
             account.noes -= 1
             account.no_tokens -= tokens
             state.changed.add(state.slot)

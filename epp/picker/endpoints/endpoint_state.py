@@ -1,10 +1,9 @@
 """The state of one endpoint as the picker knows it: from its source, from its metrics, and from the requests
 that the picker sent there.
 
-The load comes from scrapes, and is corrected by our own picks and ends since the scrape. Without fresh
-metrics only our own bookings are known, and the type says so (`fresh` returns None). Only `Fleet`, the picker
-and `sharing` change this state, on one thread. A method that changes what `Columns` shows notes the slot in
-`changed`.
+The load comes from scrapes, and is corrected by our own picks and ends since the scrape. Without metrics only
+our own bookings are known. Only `Fleet`, the picker and `sharing` change this state, on one thread. A method
+that changes what `Columns` shows notes the slot in `changed`.
 """
 
 from __future__ import annotations
@@ -150,11 +149,6 @@ class EndpointState:
     def max_model_len(self) -> int | None:
         """The most tokens of a prompt with its answer, by the server's list. None: it does not say."""
         return self.listed.max_model_len if self.listed is not None else None
-
-    def fresh(self, *, now: float, stale_after_s: float) -> EndpointMetrics | None:
-        """Return the last metrics. None: there are none, or they are too old."""
-        metrics = self.metrics
-        return metrics if metrics is not None and now - metrics.scraped_at <= stale_after_s else None
 
     @property
     def tokens_per_s(self) -> float:

@@ -42,7 +42,7 @@ _TWICE_AS_LONG = 65_536
 operations as all else at 30,000 tokens in an 8B model, and at 53,000 in a 70B model.
 """
 
-_JOIN_S = 0.5
+_JOIN_S = np.array(0.5)
 """Later requests go to other servers if a queue is longer than this."""
 _LATELY_S = 20.0
 """How many requests come is counted over this time."""

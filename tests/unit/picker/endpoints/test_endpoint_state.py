@@ -60,14 +60,6 @@ def test_a_first_page_proves_no_prompt_that_is_being_computed() -> None:
     assert len(state.backlog.bookings) == 0
 
 
-def test_metrics_are_fresh_up_to_their_age_limit_and_unknown_beyond() -> None:
-    state = a_state()
-    assert state.fresh(now=0.0, stale_after_s=5.0) is None
-    state.take_page(page(10.0, running=1), now=10.0)
-    assert state.fresh(now=15.0, stale_after_s=5.0) is state.metrics
-    assert state.fresh(now=15.1, stale_after_s=5.0) is None
-
-
 def test_lost_bookings_go_after_ten_minutes_also_while_scrapes_fail() -> None:
     state = a_state()
     book(state, 100, now=0.0)
