@@ -55,7 +55,6 @@ class Columns:
         self._pages_now = pages[3:]
         """Two columns that snapshots show: the queues, and the shares of the KV caches in use."""
         self._oldest_scrape = -np.inf
-        """No metrics are older than this time."""
         self._pages_seen = tuple(self._pages_now)
         """Copies of these columns for snapshots. No code writes to them."""
         self._most = [np.inf, np.inf]
@@ -91,6 +90,7 @@ class Columns:
             self._rate = per_model[self._model_of] / self._slowness
             self._pages_seen = tuple(self._pages_now.copy())
             self._most = np.fmax.reduce(self._pages_now, axis=1, initial=-np.inf).tolist()
+            self._oldest_scrape = float(self._scraped_at.min(initial=np.inf))
             self._rates_known = True
 
     def _copy(self, slot: int) -> None:
@@ -118,8 +118,7 @@ class Columns:
         else:
             self.asleep.discard(slot)
         self._slowness[slot] = state.rate.slowness
-        self._scraped_at[slot] = scraped_at = metrics.scraped_at if metrics else -np.inf
-        self._oldest_scrape = min(self._oldest_scrape, scraped_at)
+        self._scraped_at[slot] = metrics.scraped_at if metrics else -np.inf
         self._waiting[slot] = np.nan if metrics is None or metrics.waiting is None else metrics.waiting
         self._kv_usage[slot] = np.nan if metrics is None or metrics.kv_usage is None else metrics.kv_usage
         self.block_tokens[slot] = (metrics.block_size if metrics else None) or 1
@@ -151,7 +150,7 @@ class Columns:
         """Return a snapshot of some slots. The snapshot never changes."""
         stale_after_s = spec.scrape.stale_after_seconds
         undone = np.maximum(self._undone_tokens - self._rate * (now - self._undone_at), _NOTHING)
-        if self._all_fresh(now=now, stale_after_s=stale_after_s):
+        if now - self._oldest_scrape <= stale_after_s:
             load, (waiting, kv_usage) = self._load.copy(), self._pages_seen
         else:
             fresh = now - self._scraped_at <= stale_after_s
@@ -195,15 +194,6 @@ class Columns:
             "undone_tokens": _with(snapshot.undone_tokens, self._no_tokens[at]),
             "no_token": now - self._no_token_at[at] < LATELY_S,
         }
-
-    def _all_fresh(self, *, now: float, stale_after_s: float) -> bool:
-        """Return whether the metrics of all servers are known and fresh. The whole column is read only when
-        the oldest known metrics have become stale.
-        """
-        if now - self._oldest_scrape <= stale_after_s:
-            return True
-        self._oldest_scrape = float(self._scraped_at.min(initial=np.inf))
-        return now - self._oldest_scrape <= stale_after_s
 
 
 def _with(load: Floats, added: Floats, *, more: float = 0.0) -> Floats:

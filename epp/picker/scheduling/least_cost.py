@@ -88,10 +88,7 @@ class LeastCost(Rule):
 
     def ended(self, sent: SentPick, *, computed: bool) -> None:
         super().ended(sent, computed=computed)
-        if computed:
-            self.demand.served(sent.prefix)
-        else:
-            self.demand.refused(sent.prefix, at=sent.at)
+        self.demand.ended(sent.prefix, at=sent.at, computed=computed)
 
     def rank(self, weighed: Weighed) -> Choice:
         seen, uncached = weighed.seen, weighed.uncached_tokens
@@ -211,26 +208,24 @@ class Demand:
             last.times.append(now)
             last.open += 1
 
-    def served(self, prefix: int) -> None:
-        """Called when a server has computed a request."""
-        if len(self._times) > 8 * MOST_KEPT:
+    def ended(self, prefix: int, *, at: float, computed: bool) -> None:
+        """Called when a server has computed a request that was booked at `at`, or when it is known that none
+        will. Such a request is forgotten.
+        """
+        if not computed:
+            _remove(self._times, at)
+        elif len(self._times) > 8 * MOST_KEPT:
             del self._times[: 4 * MOST_KEPT]
         last = self._by_prefix.get(prefix)
         if last is None:
             return
         last.open = max(0, last.open - 1)  # it may have been forgotten meanwhile, and asked for again
-        del last.times[: max(0, len(last.times) - last.open - _MOST_REQUESTS)]
-        self._by_prefix.move_to_end(prefix)
-        if len(self._by_prefix) > MOST_KEPT:
-            self._by_prefix.popitem(last=False)
-
-    def refused(self, prefix: int, *, at: float) -> None:
-        """Forget a request that was booked at `at`, since no server has computed it."""
-        _remove(self._times, at)
-        last = self._by_prefix.get(prefix)
-        if last is None:
+        if computed:
+            del last.times[: max(0, len(last.times) - last.open - _MOST_REQUESTS)]
+            self._by_prefix.move_to_end(prefix)
+            if len(self._by_prefix) > MOST_KEPT:
+                self._by_prefix.popitem(last=False)
             return
-        last.open = max(0, last.open - 1)
         _remove(last.times, at)
         if not last.times:
             del self._by_prefix[prefix]

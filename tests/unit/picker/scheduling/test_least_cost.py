@@ -210,7 +210,7 @@ def test_only_last_prefixes_and_requests_that_were_served_are_remembered() -> No
 
     def serve(prefix: int, *, now: float) -> None:
         demand.asked(prefix, now=now)
-        demand.served(prefix)
+        demand.ended(prefix, at=now, computed=True)
 
     for n in range(40):
         serve(1, now=float(n))
@@ -230,12 +230,12 @@ def test_requests_that_no_server_computed_leave_no_trace_in_the_demand() -> None
     for n in range(32):
         for demand in (asked, never):
             demand.asked(1, now=float(n))
-            demand.served(1)
+            demand.ended(1, at=float(n), computed=True)
     for n in range(5000):
         asked.asked(n, now=40.0 + n)
     assert came(asked, 1, now=5040.0, most_s=5039.0) == (32, 5031)
     for n in range(5000):
-        asked.refused(n, at=40.0 + n)
+        asked.ended(n, at=40.0 + n, computed=False)
     check_demand(asked)
     for most_s in (5041.0, 5019.0):
         figures = [came(each, 1, now=5040.0, most_s=most_s) for each in (asked, never)]
