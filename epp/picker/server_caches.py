@@ -145,10 +145,9 @@ class ServerCaches:
 
     def token_estimate(self, model: str) -> TokenEstimate:
         """Return what was learned about the tokens of a model's prompts."""
-        known = self._token_estimates.get(model)
-        if known is None:
-            known = self._token_estimates[model] = TokenEstimate(start=self.spec.table.bytes_per_token)
-        return known
+        if model not in self._token_estimates:
+            self._token_estimates[model] = TokenEstimate(start=self.spec.table.bytes_per_token)
+        return self._token_estimates[model]
 
     def forget_models(self, present: AbstractSet[str]) -> None:
         """If there are many models, forget what was learned of models that no server has any more."""

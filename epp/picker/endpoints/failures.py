@@ -363,10 +363,8 @@ class FailingServers:
         mask[out] = True
         # Servers that are not ejected only because others fail more need trials too. Otherwise their shares
         # would never fall.
-        trials = [p for p, m in marks.items() if m.out and m.trial_is_due(settings, now=now)]
-        if not settings.max_ejected_share:
-            trials = []
-        trials.sort(key=lambda place: marks[place].tried_at)
+        due = [place for place, m in marks.items() if m.out and m.trial_is_due(settings, now=now)]
+        trials = sorted(due, key=lambda place: marks[place].tried_at) if settings.max_ejected_share else []
         return {"failure_share": shares, "failing": mask if out else None, "trials": trials}
 
     def _worst(

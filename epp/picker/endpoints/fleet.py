@@ -25,9 +25,6 @@ from epp.picker.endpoints.served_models import ServedModels, forget_models
 from epp.picker.endpoints.unreported import Unreported
 from epp.picker.scheduling.snapshot import Floats, Ints, Roster, Snapshot
 
-_NOTHING = np.array(0.0)
-"""An array without dimensions, which numpy takes faster than a number."""
-
 
 class Columns:
     """The columns of one list of endpoints. All arrays are as long as the roster. They have no values until
@@ -55,6 +52,7 @@ class Columns:
         self._pages_now = pages[3:]
         """Two columns that snapshots show: the queues, and the shares of the KV caches in use."""
         self._oldest_scrape = -np.inf
+        """The time of the oldest metrics."""
         self._pages_seen = tuple(self._pages_now)
         """Copies of these columns for snapshots. No code writes to them."""
         self._most = [np.inf, np.inf]
@@ -149,7 +147,7 @@ class Columns:
     def snapshot(self, slots: Sequence[int], *, adapter: str, spec: PolicySpec, now: float) -> Snapshot:
         """Return a snapshot of some slots. The snapshot never changes."""
         stale_after_s = spec.scrape.stale_after_seconds
-        undone = np.maximum(self._undone_tokens - self._rate * (now - self._undone_at), _NOTHING)
+        undone = np.maximum(self._undone_tokens - self._rate * (now - self._undone_at), 0.0)
         if now - self._oldest_scrape <= stale_after_s:
             load, (waiting, kv_usage) = self._load.copy(), self._pages_seen
         else:

@@ -165,7 +165,7 @@ class PrefillRate:
         self._predicted_s *= keep
         # The prior says that a server is as fast as its model's others, with the weight of 3 seconds.
         ratio = (self._taken_s + 3.0) / (self._predicted_s + 3.0)
-        ratio = min(max(ratio, 1 / MOST_SLOWNESS), MOST_SLOWNESS)
+        ratio = max(ratio, 1 / MOST_SLOWNESS)  # `began` bounds the other side
         # The answers that servers write meanwhile cause small differences. Otherwise noise would decide among
         # equal servers, always in the same way.
         self.slowness = ratio if max(ratio, 1 / ratio) > 1.25 else 1.0

@@ -25,8 +25,5 @@ class Unreported:
 
     def picks(self, model: str, *, now: float) -> float:
         """Return the estimate. 0 where pickers do not share."""
-        known = self.of_models.get(model)
-        if known is None:
-            return 0.0
-        picks, at = known
+        picks, at = self.of_models.get(model, (0.0, now))
         return picks * exp(min(0.0, at - now))

@@ -1,7 +1,7 @@
 """The candidates of a decision as people see them, made from the choice when somebody reads the decision."""
 
 from collections.abc import Iterator
-from math import isnan
+from math import isnan, nan
 from typing import Any
 
 from msgspec import Struct
@@ -38,15 +38,16 @@ class ShownCandidates(Struct, frozen=True, eq=False, gc=False):
             weighed.load_s,
             seen.failure_share,
         )
-        numbers: list[Any] = [None if column is None else column[place].item() for column in columns]
+        values = [nan if column is None else column[place].item() for column in columns]
+        numbers: list[Any] = [None if isnan(value) else value for value in values]
         cached, uncached, undone, in_flight, waiting, kv_usage, rate, score_s, load_s, share = numbers
         failing_s = self.spec.failures.cost_seconds * (share or 0.0)
         wait_s, load_s = undone / rate, load_s or 0.0
         weight, stall = self.spec.cost.uncached_token_weight, self.spec.cost.stalled_request_weight
         others_s = float(delayed(wait_s, in_flight, stall=stall, arrivals_per_s=choice.arrivals_per_s))
         own_s: float = prefill_s(uncached, weighed.request.prompt_tokens, rate)
-        known = score_s is not None and not isnan(score_s)
-        if known and weight + others_s:  # less than the whole prefill if others pay a part of a further copy
+        if score_s is not None and weight + others_s:
+            # This is less than the whole prefill if others pay a part of a further copy.
             own_s = (score_s - failing_s - wait_s) / (weight + others_s) - load_s
         slot = seen.slots[place]
         return Candidate(
@@ -56,10 +57,10 @@ class ShownCandidates(Struct, frozen=True, eq=False, gc=False):
             uncached_tokens=int(uncached),
             backlog_tokens=int(undone),
             in_flight=int(in_flight),
-            waiting=None if isnan(waiting) else int(waiting),
-            kv_usage=None if isnan(kv_usage) else kv_usage,
+            waiting=None if waiting is None else int(waiting),
+            kv_usage=kv_usage,
             prefill_tokens_per_s=rate,
-            score_s=score_s if known else 0.0,
+            score_s=score_s or 0.0,
             parts_s={
                 "backlog": wait_s,
                 "prefill": own_s * weight,

@@ -261,8 +261,7 @@ class Scheduler:
         SaturatedError: every candidate is over a load threshold and the policy refuses requests then.
         """
         uncached = uncached_tokens(request, self._spec.gain)
-        over = over_limits(self._spec.load, snapshot)
-        excluded, saturated = self._excluded(snapshot, over)
+        excluded, saturated = self._excluded(snapshot)
         refusing = self.rule.refusing(request, snapshot)
         if refusing is not None and not any_of(with_it := excluded | {"refusing": refusing}).all():
             excluded = with_it
@@ -288,17 +287,17 @@ class Scheduler:
             places, reason = first_of(int(each_s.argmin()), places), "deadline"
         return Choice(weighed, places, reason, ranked.score_s, excluded, ranked.arrivals_per_s)
 
-    def _excluded(self, snapshot: Snapshot, over: dict[str, Bools]) -> tuple[dict[str, Bools], bool]:
+    def _excluded(self, snapshot: Snapshot) -> tuple[dict[str, Bools], bool]:
         """Return the candidates that are excluded, by reason, and whether all candidates that do not fail are
         over a load threshold. At least one candidate always remains.
         """
+        load, over = self._spec.load, over_limits(self._spec.load, snapshot)
         failing: dict[str, Bools] = {"failing": snapshot.failing} if snapshot.failing is not None else {}
         if not over:
             return failing, False
         everything = failing | over
         if not any_of(everything).all():
             return (everything if self.rule.gated else failing), False
-        load = self._spec.load
         if load.when_saturated == "Reject":
             raise SaturatedError(
                 f"every model server is over its load limit; try again in {load.retry_after_seconds} s",
