@@ -5,7 +5,7 @@ byte, which had no token, and which servers answer well.
 `failures` decides what follows. Pure: times are monotonic seconds.
 """
 
-from bisect import insort
+from bisect import bisect, insort
 from collections import OrderedDict
 from math import inf
 from operator import itemgetter
@@ -147,11 +147,12 @@ class Answers:
 
     def noes(self, *, now: float) -> bool:
         """Forget requests to which a real answer would have ended. Return whether there are noes to count."""
-        while self._noes and self._noes[0][0] <= now:
-            _, state, account, tokens = self._noes.pop(0)
+        over = bisect(self._noes, now, key=itemgetter(0)) if self._noes else 0
+        for _, state, account, tokens in self._noes[:over]:
             account.noes -= 1
             account.no_tokens -= tokens
             state.changed.add(state.slot)
+        del self._noes[:over]
         return bool(self._noes) or now - self._last_no_at < LATELY_S
 
     # -- servers where nothing moves -------------------------------------------------------------------------
