@@ -13,6 +13,8 @@ called any number of times, in any order.
 import random
 from typing import Final, NamedTuple, get_args
 
+from msgspec.structs import replace
+
 from epp.base.types import RANK, RANK_ADDRESS, Address, ApiKind, Endpoint, EndpointName
 from epp.picker.decision import Decision, Outcome, Question
 from epp.picker.endpoints.endpoint_state import EndpointState
@@ -205,17 +207,19 @@ class Commits:
             if fleet.failures.marks:
                 fleet.failures.good(state, model, proof=says, now=now)
             return
+        helper = pick.prefill if proof is Proof.BEGUN else None  # later the prompt is computed
         if status >= 300:
             pick.decision.status = status
-            pick.failed = pick.prefill is None and is_fault(status)
+            pick.failed = helper is None and is_fault(status)
             self._guesses.lost(pick)
         if status >= 300 or says is Form.BARE:
             self._no_token(pick, now=now)
         if says in (Form.FAILS, Form.TELLS):
             # Of the two servers, the one that computed the prompt is suspected first.
             # Once it is ejected, the next answers show whether the other one fails.
-            suspect = state if pick.prefill is None else pick.prefill.state
-            fleet.failures.failed(suspect, says, model, now=now)
+            suspect = helper or pick
+            if suspect.state.process == suspect.guess.process:
+                fleet.failures.failed(suspect.state, says, model, now=now)
         elif says is not None:
             counts = fleet.failures.compare(state, says, model, path_hash=pick.path_hash, now=now)
             pick.failed = counts and says is Form.BARE
@@ -298,6 +302,8 @@ class Commits:
             stranger = Endpoint(name=EndpointName(str(served)), address=served, model=pick.state.model)
             state = self._fleet.new_state(stranger)
             state.gone = True
+        if pick.guess.table is not self._caches.table:  # prompts are cut differently now
+            pick.prompt = replace(pick.prompt, chain=[])
         prompt, cached = pick.prompt, 0
         if pick.prefill is not None:
             cached = prompt.tokens

@@ -28,6 +28,7 @@ from epp.picker.flow.accounts import FlowStatus
 from epp.picker.flow.control import Decided, FlowControl, Forecast
 from epp.picker.flow.queues import QueueItem, TenantFlow
 from epp.picker.picker import Picker
+from epp.picker.prefix_index.table import PrefixTable
 from epp.picker.server_caches import Prompt
 from epp.picker.unserved import AT_ONCE, Unserved, UnservedRequest
 
@@ -51,6 +52,8 @@ class HeldRequest(Struct, frozen=True, eq=False):
 
     question: Question
     prompt: Prompt
+    table: PrefixTable
+    """Another table has taken its place if prompts are cut differently now."""
     queue: ModelQueue
     decided: OnDecided
 
@@ -78,14 +81,14 @@ class ModelQueue:
 
     def forecast(self, payload: HeldRequest, *, left_s: float, now: float) -> Forecast:
         try:
-            considered = self._picker.consider(
-                payload.question, prompt=payload.prompt, left_s=left_s, now=now
-            )
+            prompt = payload.prompt if payload.table is self._picker.caches.table else None
+            considered = self._picker.consider(payload.question, prompt=prompt, left_s=left_s, now=now)
         except PickError as error:
             self._lost_at = min(self._lost_at, now)
             may_wait_s = server_wait_s(self._picker, payload.question)
             waits = isinstance(error, NotReadyError) and now - self._lost_at < may_wait_s
-            return Forecast(inf if waits else 0.0, 0.0, 1, choice=error.with_traceback(None))
+            # A request that gets an error takes next to nothing of its tenant's share.
+            return Forecast(inf if waits else 0.0, 0.0, 1, 0.0, error.with_traceback(None))
         self._lost_at = inf
         return forecast_of(considered)
 
@@ -143,7 +146,7 @@ class Gate:
             if wait_s <= 0:
                 raise
             unserved = UnservedRequest(
-                question, decided, size_bytes, now + wait_s, error.with_traceback(None)
+                question, decided, size_bytes, now, now + wait_s, error.with_traceback(None)
             )
             self._unserved.hold(unserved, most=spec.in_all)
             return unserved
@@ -152,7 +155,7 @@ class Gate:
         model = picker.fleet.columns.roster.models[considered.slots[0]]
         queue = self._queues.get(model) or self._new_queue(model)
         fate = queue.control.offer(
-            HeldRequest(question, considered.prompt, queue, decided),
+            HeldRequest(question, considered.prompt, picker.caches.table, queue, decided),
             forecast_of(considered),
             priority=self._priority(spec, claim, question, queue),
             tenant=claim.tenant,

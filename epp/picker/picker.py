@@ -127,11 +127,11 @@ class Picker:
 
     # -- one request -----------------------------------------------------------------------------------------
 
-    def pick(self, question: Question, *, now: float) -> Pick:
+    def pick(self, question: Question, *, waited_s: float = 0.0, now: float) -> Pick:
         """Choose, book and record. Raises NoEndpointError or SaturatedError, with nothing booked."""
         overload = question.overload and question.prescribed is None
         considered = self._in_overload(question, now=now) if overload else self.consider(question, now=now)
-        return self.commit(considered, now=now)
+        return self.commit(considered, waited_s=waited_s, now=now)
 
     def consider(
         self, question: Question, *, prompt: Prompt | None = None, left_s: float = inf, now: float

@@ -32,6 +32,7 @@ class UnservedRequest(Struct, eq=False, gc=False):
     question: Question
     decided: Callable[[Pick | PickError, float], None]
     size_bytes: int
+    arrived_at: float
     expires_at: float
     """When it gets its error."""
     error: NotReadyError
@@ -110,7 +111,7 @@ class Unserved:
                 waiting = next(iter(requests.values()))
                 fate: Pick | PickError
                 try:
-                    fate = pick(waiting.question, now=now)
+                    fate = pick(waiting.question, waited_s=now - waiting.arrived_at, now=now)
                 except NotReadyError:
                     break
                 except PickError as error:

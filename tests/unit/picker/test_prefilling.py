@@ -15,8 +15,9 @@ from epp.base.types import (
 )
 from epp.config.policy import PolicySpec
 from epp.picker.decision import Outcome, Question
-from epp.picker.events import Pick, PickerEvent, PrefillBegan, PrefillEnded
+from epp.picker.events import Pick
 from epp.picker.picker import Picker
+from epp.request.response import ResponseFeedback
 from tests.invariants.picker import check_picker
 from tests.unit.picker.picker_questions import (
     ADDRESSES,
@@ -27,7 +28,6 @@ from tests.unit.picker.picker_questions import (
     ask,
     held_bytes,
     in_flight,
-    state,
     text,
     undone,
 )
@@ -144,17 +144,22 @@ def test_a_stream_that_is_let_go_leaves_the_prompt_to_the_scrapes_of_both() -> N
     assert picker.caches.table.match(pick.chain) == {pick.decision.prefill.name: len(pick.chain)}
 
 
-def test_an_error_counts_against_the_prefill_endpoint() -> None:
+@pytest.mark.parametrize(
+    ("status", "restarts", "blamed"), [(500, False, "helper"), (500, True, ""), (200, False, "answering")]
+)
+def test_an_error_counts_against_the_process_at_work(*, status: int, restarts: bool, blamed: str) -> None:
+    """If the answer begins well, its body tells of an error later."""
     picker = split()
-    for n in range(6):
-        pick = long_pick(picker, f"p{n}", now=1.0 + n)
-        helper = pick.decision.prefill
-        picker.on_response_headers(
-            pick, status=500 if helper else 200, served=pick.destinations[0], now=1.0 + n
-        )
-        picker.end(pick, outcome="ended", now=1.0 + n)
-    for name in "ab":
-        assert picker.fleet.failures.share(state(picker, name), now=7.0) == 0
+    pick = long_pick(picker)
+    assert pick.prefill is not None
+    if restarts:
+        pick.prefill.state.restarted(at=1.5)
+    picker.on_response_headers(pick, status=status, served=pick.destinations[0], now=2.0)
+    if status == 200:
+        picker.on_feedback(pick, ResponseFeedback(status=500), now=2.1)
+    servers = {"helper": pick.prefill.state, "answering": pick.state}
+    failing = [each for each, server in servers.items() if picker.fleet.failures.share(server, now=2.1)]
+    assert (failing, pick.failed) == ([blamed] if blamed else [], status == 200)
 
 
 def test_another_endpoint_that_serves_request_has_no_booked_prompt_either() -> None:
@@ -190,26 +195,11 @@ def test_the_data_planes_subset_also_limits_prefill_endpoints() -> None:
 
 def test_an_endpoint_with_both_roles_is_never_its_own_prefill_endpoint() -> None:
     picker = a_picker(on=fleet({"a": Role.BOTH, "b": Role.BOTH}))
-    busy(picker, "a", running=8, now=1.0)
-    busy(picker, "b", running=8, now=1.0)
+    for name in "ab":
+        busy(picker, name, running=8, now=1.0)
     for n in range(10):
         decision = picker.pick(ask(text(f"p{n}", LONG)), now=1.0).decision
         assert decision.prefill is None or decision.prefill.name != decision.chosen
-
-
-def test_listeners_hear_of_the_work_of_the_prefill_endpoint() -> None:
-    picker = split()
-    heard: list[PickerEvent] = []
-    picker.subscribe(heard.append)
-    pick = long_pick(picker)
-    picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=4.0)
-    picker.end(pick, outcome="ended", now=5.0)
-    (began,) = [event for event in heard if isinstance(event, PrefillBegan)]
-    (ended,) = [event for event in heard if isinstance(event, PrefillEnded)]
-    assert pick.decision.prefill is not None
-    assert began.prefill.state.endpoint.name == pick.decision.prefill.name
-    assert len(began.prefill.guess.chain) > 70
-    assert (ended.prefill, ended.outcome, ended.failed, ended.at) == (began.prefill, "computed", False, 4.0)
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ def test_requests_go_in_order_when_the_first_server_is_ready(mode: str) -> None:
     assert 0 < len(pool.went()) < 120, "a portion in each turn"
     pool.pump(now=31.0)
     assert pool.went() == names
+    assert {fate.decision.waited_s for fate in pool.fates.values() if isinstance(fate, Pick)} == {30.0}
     assert pool.gate.waiting == 0
 
 
@@ -161,9 +162,9 @@ def test_a_turn_tries_few_models_and_shows_few_whatever_clients_name(monkeypatch
         pool.offer(f"r{n}", model=f"model-{n}")
     pick = pool.picker.pick
 
-    def noted(question: Question, *, now: float) -> Pick:
+    def noted(question: Question, **times: float) -> Pick:
         tried.append(question.inference.model)
-        return pick(question, now=now)
+        return pick(question, **times)
 
     monkeypatch.setattr(pool.picker, "pick", noted)
     pool.gate.pump(now=2.0)

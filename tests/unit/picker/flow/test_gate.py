@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from epp.base.errors import PickError
 from epp.config.flow import Flow, WaitingSettings
-from epp.config.policy import Cost, PolicySpec
+from epp.config.policy import Chunks, Cost, PolicySpec
 from epp.picker.events import Pick
 from epp.picker.flow.queues import QueueItem
 from epp.picker.gate import FlowClaim, Gate, HeldRequest, ModelQueue, WaitingRequest
@@ -69,9 +69,9 @@ def drain(queue: WaitingRequests) -> None:
     queue.gate.drain(now=1.0)
 
 
-def turn_off(queue: WaitingRequests) -> None:
+def turn_off(queue: WaitingRequests, **others: Any) -> None:
     policy = queue.picker.policy
-    queue.picker.set_policy(replace(policy, spec=replace(policy.spec, flow=Flow())))
+    queue.picker.set_policy(replace(policy, spec=replace(policy.spec, flow=Flow(), **others)))
     queue.gate.pump(now=1.0)
 
 
@@ -111,6 +111,13 @@ def test_flow_control_that_is_on_again_holds_all_that_have_not_gone() -> None:
     assert queue.gate.waiting == MANY - went + 1
 
 
+def test_prompts_that_wait_while_a_policy_cuts_prompts_anew_are_cut_anew() -> None:
+    queue = WaitingRequests(1)
+    turn_off(queue, chunks=Chunks(size_bytes=300))
+    caches = queue.picker.caches
+    assert caches.table.match(caches.chain(ask(b"r0" * 200).inference)) == {"a": 1}
+
+
 def test_requests_that_a_policy_pushed_out_are_answered_at_a_drain_too() -> None:
     queue = WaitingRequests(MANY)
     policy = queue.picker.policy
@@ -129,11 +136,14 @@ def test_requests_that_a_policy_pushed_out_are_answered_at_a_drain_too() -> None
 @pytest.mark.parametrize(("server_s", "refused"), [(60.0, 0), (0.001, 3), (0.0, 3)])
 def test_held_requests_wait_for_the_next_server_if_the_policy_says_so(server_s: float, refused: int) -> None:
     queue = WaitingRequests(3, server_s=server_s)
+    [before] = queue.gate.status(now=1.0)
     queue.picker.news.set_endpoints([], now=1.0)
     queue.pump()
     queue.gate.pump(now=1.9)
     assert (queue.refused, queue.gate.waiting) == (refused, 3 - refused)
     assert queue.gate.unserved() == ["m"][refused:]
+    [after] = queue.gate.status(now=1.9)
+    assert sum(after.let_go_tokens.values()) - sum(before.let_go_tokens.values()) <= refused, "not sent"
     queue.picker.news.set_endpoints(endpoints("a", model="m"), now=2.0)
     queue.gate.pump(now=2.5)
     assert queue.went == ["r0"][refused:]
@@ -206,7 +216,8 @@ def test_a_server_in_time_takes_a_request_of_a_late_first_choice() -> None:
     picker.pick(ask(text("fourth")), now=0.0)
     queue, request = ModelQueue(picker, "m", Flow()), ask(text("new"))
     prompt = picker.caches.prompt(request.inference, base_model="m", body_bytes=0)
-    urgent = queue.forecast(HeldRequest(request, prompt, queue, _never), left_s=100.0, now=0.0)
+    held = HeldRequest(request, prompt, picker.caches.table, queue, _never)
+    urgent = queue.forecast(held, left_s=100.0, now=0.0)
     assert urgent.wait_s + urgent.own_s < 100.0, "server b has less to do"
     assert urgent.own_s == pytest.approx(urgent.tokens / RATE, abs=1 / RATE)
     decision = picker.commit(urgent.choice, now=0.0).decision
