@@ -50,6 +50,7 @@ class Exchange:
         self._events: deque[tuple[SharedEvent, int]] = deque()
         """Each with its size in bytes."""
         self.waiting_bytes = 0
+        self._table = picker.caches.table
         self._numbers: dict[Pick | PrefillJob, int] = {}
         """The work of a prefill server for a request has its own number: to other pickers it is a request to
         that server."""
@@ -69,6 +70,10 @@ class Exchange:
         """Return the next batch, with as many events as fit. Without events it is a sign of life. None: there
         is nothing to send, and no sign of life is due.
         """
+        if self._table is not self.picker.caches.table:
+            # Prompts are cut or hashed differently now, so nobody would understand the chains that wait here.
+            self._events.clear()
+            self._table, self.waiting_bytes = self.picker.caches.table, 0
         if now - self._sign_at >= LIFE_SIGN_S:
             self._sign_at = now
         elif not self._events:
@@ -93,8 +98,8 @@ class Exchange:
                 self._add_began(work, at=at)
             case events.Moved(at, work):
                 self._add_began(work, at=at)
-            case events.Proved(at, work):
-                self._add_proof(work, at=at)
+            case events.Proved(at, work, held):
+                self._add_proof(work, at=at, holds=held is not None)
             case events.Ended(at, work):
                 self._add_end(work, at=at, kept=_kept(work), failed=work.failed, no_token=work.no_token)
             case events.PrefillEnded(at, work, outcome, failed):
@@ -113,11 +118,11 @@ class Exchange:
         more_bytes = len(packed) + _MOST_CHAR_BYTES * len(guess.adapter)
         self._add(batches.SharedBegan(*server, number, tokens, guess.adapter, packed), more_bytes)
 
-    def _add_proof(self, work: Pick | PrefillJob, *, at: float) -> None:
+    def _add_proof(self, work: Pick | PrefillJob, *, at: float, holds: bool) -> None:
         number, adapter = self._numbers.get(work), work.guess.adapter
         if number is not None:
             self._add(batches.SharedProved(milliseconds(at), number))
-        elif (packed := _packed(work)) or adapter:  # the others know nothing of this request any more
+        elif (packed := _packed(work) if holds else b"") or adapter:  # others have forgotten this request
             held = batches.HeldChain(*_server(work.state, at=at), packed, adapter)
             self._add(held, len(packed) + _MOST_CHAR_BYTES * len(adapter))
 

@@ -4,15 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from epp.base.types import (
-    PREFILLER,
-    Address,
-    ApiKind,
-    Endpoint,
-    EndpointMetrics,
-    EndpointName,
-    Role,
-)
+from epp.base.types import PREFILLER, Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, Role
 from epp.config.policy import PolicySpec
 from epp.picker.decision import Outcome, Question
 from epp.picker.events import Pick

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from epp.base.errors import FatalRequestError
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
-from epp.config.policy import PolicySpec
+from epp.config.policy import Chunks, PolicySpec
 from epp.picker.endpoints.marks import Form
 from epp.sources.sharing.batches import decode_batch
 from tests.invariants.fleet import check_unreported
@@ -24,6 +24,19 @@ def test_a_pick_is_known_to_the_others_with_its_work() -> None:
     assert other.in_flight_of_peers() == {chosen: 1}
     assert other.undone(now=10.1) == pick.decision.prompt_tokens
     assert other.pick(text("p"), now=10.2).decision.chosen == chosen
+
+
+def test_a_prompt_that_was_cut_before_a_new_policy_is_not_sent() -> None:
+    one, other = two()
+    let_go = one.pick(text("p"), now=10.0)
+    one.picker.detach(let_go, now=10.0)
+    one.end(one.pick(text("q"), now=10.0), now=10.5)
+    for each in (one, other):
+        each.picker.set_policy(policy_of(PolicySpec(chunks=Chunks(size_bytes=128))))
+    for _ in range(2):
+        other.receive(one.send(now=11.0), now=11.0)
+        one.picker.guesses.computed(let_go, now=11.0)
+    assert other.picker.caches.table.entries == 0
 
 
 @pytest.mark.slow
