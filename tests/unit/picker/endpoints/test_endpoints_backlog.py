@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from epp.picker.endpoints.backlog import Backlog, Booking
 from tests.invariants.fleet import check_backlog
-from tests.unit.picker.endpoints.bookings import RATE, booked
+from tests.unit.picker.endpoints.bookings import RATE
 
 
 class AgainstNaiveModel(RuleBasedStateMachine):
@@ -110,11 +110,3 @@ class AgainstNaiveModel(RuleBasedStateMachine):
 
 
 TestBacklogAgainstNaiveModel = pytest.mark.slow(AgainstNaiveModel.TestCase)
-
-
-def test_who_left_in_the_queue_is_no_longer_ahead_of_those_behind() -> None:
-    backlog = Backlog()
-    first, left, last = [booked(backlog, tokens, now=0.0) for tokens in (100, 400, 50)]
-    backlog.release(left, computed=False, now=0.0, rate=RATE)
-    backlog.release(first, computed=True, now=1.0, rate=RATE)
-    assert last.ahead_tokens == 150
