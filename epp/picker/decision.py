@@ -31,6 +31,8 @@ class Question(Struct, frozen=True, gc=False):
     """The name that the client sent, if a rewrite replaced it. Empty: no rewrite."""
     max_destinations: int = MOST_DESTINATIONS
     """Most destinations that the caller can read. The policy may allow fewer."""
+    asks_only: bool = False
+    """The caller takes the destination, and changes no other header of the request."""
     overload: bool = False
     """The picker has too much to do, so it chooses by load alone, at the least cost."""
     trace: str = ""

@@ -56,7 +56,7 @@ class Prefilling:
         server should compute the prompt itself.
         """
         fleet, model, spec = self._fleet, question.inference.model, self._caches.spec
-        if question.inference.kind not in _KINDS:
+        if question.inference.kind not in _KINDS or question.asks_only:  # no header would name the server
             return None
         here = choice.weighed.seen.slots[choice.places[0]]
         slots = [slot for slot in fleet.prefillers(model, subset=question.subset) if slot != here]

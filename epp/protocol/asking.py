@@ -185,6 +185,7 @@ def ask(
         asked_model=asked_model,
         prescribed=prescribed,
         max_destinations=1 if head.asks_only or only_once else settings.caller.max_destinations,
+        asks_only=head.asks_only,
         overload=overload,
         trace=head.trace,
         began_s=started,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import pytest
+from msgspec.structs import replace
 
 from epp.base.types import PREFILLER, Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, Role
 from epp.config.policy import PolicySpec
@@ -199,10 +200,11 @@ def test_an_endpoint_with_both_roles_is_never_its_own_prefill_endpoint() -> None
     [
         (ask(text("p", SHORT)), ROLES, ""),
         (ask(text("p", LONG), kind=ApiKind.EMBEDDINGS), ROLES, ""),
+        (replace(ask(text("p", LONG)), asks_only=True), ROLES, ""),
         (ask(text("p", LONG)), {"a": Role.DECODE, "c": Role.PREFILL}, "c"),
         (ask(text("p", LONG)), dict.fromkeys("abcd", Role.UNSAID), ""),
     ],
-    ids=["a short prompt", "no generation", "only one helper, whose scrapes fail", "no roles"],
+    ids=["a short prompt", "no generation", "no headers", "only one helper, whose scrapes fail", "no roles"],
 )
 def test_a_prompt_is_computed_where_it_is_answered(
     question: Question, roles: Mapping[str, Role], failing: str
