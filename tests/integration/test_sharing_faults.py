@@ -35,9 +35,7 @@ async def test_picks_go_on_through_a_fault_and_are_reported_when_it_is_over(
         async with faulty(server, fault, stack, directory=tmp_path):
             if fault != "loses its data":
                 await wait_until(
-                    lambda: one.counts.errors.total() > 0 and other.counts.errors.total() > 0,
-                    what="the fault is noticed",
-                    timeout_s=60,
+                    lambda: all(s.counts.errors.total() for s in (one, other)), what="an error", timeout_s=60
                 )
             for n in range(50):
                 assert one.serve(text(f"meanwhile {n}")).decision.chosen
@@ -48,7 +46,10 @@ async def test_picks_go_on_through_a_fault_and_are_reported_when_it_is_over(
             await other.learns(text("meanwhile 49"))
             await one.learns(text("meanwhile too 49"))
         assert one.counts.dropped_events == 0
-        assert one.replica.in_flight_of_peers() == other.replica.in_flight_of_peers() == {}
+        await wait_until(
+            lambda: not any(each.replica.in_flight_of_peers() for each in (one, other)),
+            what="the ends of all requests are known",
+        )
 
 
 async def test_a_redis_that_answers_late_delays_reports_and_nothing_else(tmp_path: Path) -> None:
