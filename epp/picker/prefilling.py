@@ -22,7 +22,7 @@ from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.marks import Proof, is_fault
 from epp.picker.events import Pick, PrefillEnded, PrefillJob
 from epp.picker.fleet_news import FleetNews
-from epp.picker.scheduling.least_cost import LeastCost
+from epp.picker.scheduling.least_cost import prices_s
 from epp.picker.scheduling.schedule import (
     Choice,
     Weighed,
@@ -139,8 +139,7 @@ def computed_elsewhere(
     # The answering endpoint has to load the adapter, and may fail, in either case.
     here = choice.weighed.narrowed(np.array([chosen]))
     here = replace(here, seen=replace(here.seen, failure_share=None), load_s=None)
-    rule = LeastCost(spec, rng)
-    here_s = float(rule.prices_s(here, here.uncached_tokens)[0])
+    here_s = float(prices_s(here, here.uncached_tokens, spec)[0])
     uncached, moving = uncached_tokens(request, spec.gain), spec.disaggregation
     moving_s = (
         moving.overhead_seconds + lacking * moving.kv_bytes_per_token / moving.transfer_bytes_per_second
@@ -149,16 +148,16 @@ def computed_elsewhere(
     answers = np.where(prefilling.roster.answers[prefilling.at], prefilling.in_flight, 0.0)
     load_s = loading_s(prefilling, load_s=spec.lora.load_seconds)
     weighed = Weighed(replace(prefilling, in_flight=answers), request, uncached, load_s)
-    prices_s = rule.prices_s(weighed, uncached) + moving_s
+    there_s = prices_s(weighed, uncached, spec) + moving_s
     if prefilling.trials:
         place = prefilling.trials[0]
     else:
         excluded = over_limits(spec.load, prefilling)
         if prefilling.failing is not None:
             excluded["failing"] = prefilling.failing
-        prices_s = np.where(any_of(excluded), np.inf, prices_s) if excluded else prices_s
-        place = fewest(prices_s, rng)[0]
-    price_s = float(prices_s[place])
+        there_s = np.where(any_of(excluded), np.inf, there_s) if excluded else there_s
+        place = fewest(there_s, rng)[0]
+    price_s = float(there_s[place])
     if price_s >= here_s:
         return None
     slot, uncached_here = prefilling.slots[place], int(uncached[place])

@@ -42,7 +42,7 @@ _TWICE_AS_LONG = 65_536
 operations as all else at 30,000 tokens in an 8B model, and at 53,000 in a 70B model.
 """
 
-_JOIN_S = np.array(0.5)
+_JOIN_S = 0.5
 """Later requests go to other servers if a queue is longer than this."""
 _LATELY_S = 20.0
 """How many requests come is counted over this time."""
@@ -70,16 +70,33 @@ def delayed(wait_s: N, in_flight: N, *, stall: N | float, arrivals_per_s: float)
     return stall * in_flight + arrivals_per_s * joined_s
 
 
+def prices_s(
+    weighed: Weighed, paid_tokens: Floats, spec: PolicySpec, *, arrivals_per_s: float = 0.0
+) -> Floats:
+    """Return the cost at each candidate: B / V + (U / V + T) (w + k L + a min(B / V, 0.5 s)), and more if its
+    answers fail.
+
+    B / V is the wait. U / V + T, the prefill of the prompt and the loading of its adapter, delay the request
+    itself (w) and others (`delayed`). paid_tokens: U.
+    """
+    seen, cost = weighed.seen, spec.cost
+    wait_s = seen.undone_tokens / seen.rate
+    own_s = prefill_s(paid_tokens, weighed.request.prompt_tokens, seen.rate)
+    if weighed.load_s is not None:
+        own_s = own_s + weighed.load_s
+    stall = cost.stalled_request_weight
+    others_s = delayed(wait_s, seen.in_flight, stall=stall, arrivals_per_s=arrivals_per_s)
+    price_s: Floats = wait_s + own_s * (cost.uncached_token_weight + others_s)
+    if seen.failure_share is not None:
+        price_s = price_s + spec.failures.cost_seconds * seen.failure_share
+    return price_s
+
+
 class LeastCost(Rule):
     """Chooses the least predicted cost in seconds (`prices_s`)."""
 
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         super().__init__(spec, rng)
-        cost = spec.cost
-        # Zero-dimensional arrays, which numpy takes twice as fast as numbers.
-        self._weight = np.array(cost.uncached_token_weight)
-        self._stall = np.array(cost.stalled_request_weight)
-        self._failure_s = spec.failures.cost_seconds
         self.demand = Demand()
         """When each prefix was last asked for."""
 
@@ -94,7 +111,7 @@ class LeastCost(Rule):
         seen, uncached = weighed.seen, weighed.uncached_tokens
         arrivals_per_s = self.demand.per_s(now=weighed.request.at) / len(uncached)
         paid = _paid_tokens(weighed, self.demand)
-        score_s = self.prices_s(weighed, paid, arrivals_per_s=arrivals_per_s)
+        score_s = prices_s(weighed, paid, self._spec, arrivals_per_s=arrivals_per_s)
         places = equals_apart(fewest(score_s, self._rng), score_s, weighed)
         if seen.unreported_picks > _LOOKING_AT_ONE:
             counting_s = self._of_few(score_s, weighed, places[0])
@@ -105,24 +122,6 @@ class LeastCost(Rule):
         else:
             reason = "lora" if seen.has_adapter is not None and seen.has_adapter[first] else "load"
         return Choice(weighed, places, reason, score_s, arrivals_per_s=arrivals_per_s)
-
-    def prices_s(self, weighed: Weighed, paid_tokens: Floats, *, arrivals_per_s: float = 0.0) -> Floats:
-        """Return the cost at each candidate: B / V + (U / V + T) (w + k L + a min(B / V, 0.5 s)), and more if
-        its answers fail.
-
-        B / V is the wait. U / V + T, the prefill of the prompt and the loading of its adapter, delay the
-        request itself (w) and others (`delayed`). paid_tokens: U.
-        """
-        seen = weighed.seen
-        wait_s = seen.undone_tokens / seen.rate
-        own_s = prefill_s(paid_tokens, weighed.request.prompt_tokens, seen.rate)
-        if weighed.load_s is not None:
-            own_s = own_s + weighed.load_s
-        others_s = delayed(wait_s, seen.in_flight, stall=self._stall, arrivals_per_s=arrivals_per_s)
-        price_s: Floats = wait_s + own_s * (self._weight + others_s)
-        if seen.failure_share is not None:
-            price_s = price_s + self._failure_s * seen.failure_share
-        return price_s
 
     def _of_few(self, score_s: Floats, weighed: Weighed, first: int) -> Floats:
         """Return the scores when other pickers have sent many requests that this picker does not know of yet.

@@ -196,7 +196,7 @@ def fewest(key: Floats | Ints, rng: random.Random | None) -> list[int]:
     if len(key) <= MOST:
         few = [(value, chance(), place) for place, value in enumerate(key.tolist())]
         return [place for _, _, place in sorted(few)]
-    edge = np.partition(key, MOST - 1)[MOST - 1, ...]  # as in `LeastCost`, an array without dimensions
+    edge = np.partition(key, MOST - 1)[MOST - 1, ...]  # numpy takes an array twice as fast as a number
     less, equals = (key < edge).nonzero()[0], (key == edge).nonzero()[0]
     few = sorted([(key.item(place), chance(), place) for place in less.tolist()])
     return [place for _, _, place in few] + _some_of(equals, MOST - len(few), rng)
